@@ -28,7 +28,7 @@ _USER_KEY = "user_key_"
 def entries_from(
     job: IntervalJob, key: SearchedKey, state: State, timers: Iterable[datetime | int], work: Path
 ) -> KeyEntries:
-    """Return the stored entries of one key with the given state values and timers."""
+    """Return the entries of one key, as RocksDB stores them, for values of states and timers. `work`: A new folder."""
     descriptors = {d.name: d for d in job.content.states}
     with closing(RocksStore(work, EngineOptions(cache_dir=None))) as store:
         shard = ShardState(
@@ -93,7 +93,7 @@ def values_of(entries: KeyEntries) -> dict[str, list[dict[str, Any]]]:
 
 
 def in_utc(value: Any) -> Any:
-    """Return the value with all instants in UTC, also in nested values, so that texts of equal values are equal."""
+    """Return a value with all instants in UTC, also nested ones, so that equal values have equal texts."""
     match value:
         case datetime() if value.tzinfo is not None:
             return value.astimezone(UTC)
@@ -109,7 +109,7 @@ def timers_of(entries: KeyEntries) -> list[datetime | int]:
 
 
 def _time_of(ms: int) -> datetime | int:
-    """Return a time as a datetime in UTC. If no datetime can hold it, return the milliseconds since the epoch."""
+    """Return a time as a datetime in UTC, or the milliseconds since the epoch if no datetime can hold it."""
     try:
         return from_ms(ms)
     except (ValueError, OverflowError, OSError):

@@ -26,9 +26,9 @@ def valid_rows(array: pa.Array) -> Bools:
 
 
 def same_values(one: pa.Array, other: pa.Array) -> Bools:
-    """Compare two columns of the same type, and return True for each position with the same value in both.
+    """Return True for each position at which two columns of the same type have the same value.
 
-    Null is the same as null, and NaN the same as NaN.
+    Null is the same as null, and NaN the same as NaN. But 0.0 and -0.0 differ.
     """
     if pa.types.is_nested(one.type):
         pairs = zip(one.to_pylist(), other.to_pylist(), strict=True)
@@ -66,7 +66,7 @@ def numbers(array: pa.Array) -> Array:
 
 
 def array_of(values: Array, of: pa.DataType, valid: Bools | None = None) -> pa.Array:
-    """Convert NumPy values to an Arrow array.
+    """Return NumPy values as an Arrow array of the type `of`. `valid`: False makes null; None: nothing is null.
 
     This is the inverse of `numbers`, except that decimals come as four unsigned 32-bit limbs.
     """

@@ -76,7 +76,7 @@ def pandas_with_state(
 
 
 class PandasWithState(StatefulProcessor):  # type: ignore[misc]
-    """Processor that `pandas_with_state` makes.
+    """Processor that `pandas_with_state` makes of a function of `applyInPandasWithState`.
 
     The function's state is stored in a value state. A timeout is stored as the key's only timer.
     """
@@ -108,7 +108,7 @@ class PandasWithState(StatefulProcessor):  # type: ignore[misc]
         self._timeout = timeout
 
     def init(self, handle: Any) -> None:
-        """Declare the one value state that a function of `applyInPandasWithState` has."""
+        """Declare the only state, which holds the state of the user's function."""
         self._handle = handle
         self._state = handle.getValueState(STATE, self._state_schema)
 
@@ -125,7 +125,7 @@ class PandasWithState(StatefulProcessor):  # type: ignore[misc]
     def _call(
         self, key: Any, frames: Iterable[pd.DataFrame], times: Any, fired_ms: int | None
     ) -> Iterator[pd.DataFrame]:
-        """Call the user's function, yield its rows, and store the state that it left."""
+        """Call the user's function, yield its rows, store its state. `fired_ms`: Time of the timer; None for rows."""
         value = self._state.get()
         watermark_ms = times.getCurrentWatermarkInMs()
         state = GroupState(
@@ -171,7 +171,7 @@ class PandasWithState(StatefulProcessor):  # type: ignore[misc]
 
 
 def columns_of(schema: str | StructType) -> dict[str, str | DataType]:
-    """Return the type of each column by name: a text such as "int", or Spark's `DataType` for a nested type."""
+    """Return the type of each column of `input_schema` by name: a text such as "int", or a `DataType` if nested."""
     if isinstance(schema, StructType):
         short = {field.name: field.dataType.simpleString() for field in schema.fields}
         return {f.name: f.dataType if short[f.name].startswith(_NESTED) else short[f.name] for f in schema.fields}
@@ -201,9 +201,10 @@ def _split(text: str) -> list[str]:
 
 
 def as_spark_gives(frame: pd.DataFrame, columns: dict[str, str | DataType]) -> pd.DataFrame:
-    """Return the frame with the dtypes that a function of `applyInPandasWithState` gets from Spark.
+    """Return a frame with the dtypes that a function of `applyInPandasWithState` gets from Spark.
 
-    These dtypes follow from the columns' SQL types by Arrow's conversion to pandas, such as int32 for INT.
+    `columns`: As `columns_of` returns them. The dtypes follow from the SQL types by Arrow's conversion to pandas, such
+    as int32 for INT.
     """
     return pd.DataFrame({name: _series(frame[name], kind) for name, kind in columns.items()}, index=frame.index)
 
@@ -223,7 +224,7 @@ def _series(values: pd.Series[Any], kind: str | DataType) -> pd.Series[Any]:
 
 
 def scalar(value: Any, kind: str | DataType) -> Any:
-    """Convert a key value to the type that a cell of its column has in the DataFrames of `applyInPandasWithState`."""
+    """Return a key value in the type that a cell of its column has in the frames of `applyInPandasWithState`."""
     if isinstance(kind, DataType):
         return None if value is None else _series(pd.Series([value]), kind).iloc[0]
     dtype = _NUMBERS.get(kind)

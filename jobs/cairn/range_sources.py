@@ -28,17 +28,17 @@ class RangeSource:
     function: Callable[..., tuple[DataFrame, Sequence[dict[str, Any]]]]
 
     def __call__(self, spark: SparkSession, interval: Interval) -> tuple[DataFrame, dict[str, Any]]:
-        """Return (rows, position) of one interval, as any source does."""
+        """Return (rows, position) of one interval, as a source for one interval does."""
         rows, (position,) = self._ask(spark, [interval])
         if INTERVAL in rows.schema.names:
             rows = rows.where(f"{number_of_interval([interval])} is not null").drop(INTERVAL)
         return rows, position
 
     def read(self, spark: SparkSession, intervals: Sequence[Interval]) -> tuple[DataFrame, Sequence[dict[str, Any]]]:
-        """Return (rows, positions): the rows with `cairn_interval` as last column, and a position for each interval.
+        """Return (rows, positions): a DataFrame with `cairn_interval` as last column, and a position for each interval.
 
         Raises:
-            SourceError: The function's result has another form, or the rows have no such TIMESTAMP column.
+            SourceError: The function's result has another form, or the rows have no TIMESTAMP column `cairn_interval`.
         """
         rows, positions = self._ask(spark, intervals)
         types = {field.name: field.dataType.simpleString() for field in rows.schema}
@@ -84,9 +84,9 @@ def range_source(
 
 
 def number_of_interval(intervals: Sequence[Interval]) -> str:
-    """Return an SQL expression for the number of a row's interval: four bytes, from 0. Rows outside raise an error.
+    """Return an SQL expression for the index of a row's interval: four bytes, from 0. Rows outside raise an error.
 
-    The numbers are bytes in an array: Spark compiles a query again if an integer in it changes, but not for these.
+    The indexes are bytes in an array. Spark compiles a query anew if an integer in it changes, but not for such bytes.
     """
     bounds = ", ".join(f"{at}L" for at in [*(one.start_ms * 1000 for one in intervals), intervals[-1].end_ms * 1000])
     numbers = ", ".join(f"X'{number:08x}'" for number in range(len(intervals)))

@@ -70,7 +70,10 @@ def version_of(text: str) -> Version:
 
 
 def _version() -> Version:
-    """Return the version of Spark that this PySpark belongs to. Features tell it for a vendor's number such as 17.3."""
+    """Return the version of Spark that this PySpark belongs to.
+
+    For a vendor's version number, such as 17.3, PySpark's features tell the version.
+    """
     if KNOWN:
         return version_of(PYSPARK)
     from pyspark.sql.pandas.types import to_arrow_schema
@@ -102,7 +105,7 @@ def _text(version: Version) -> str:
 
 
 def check_classic(who: str, runs: str) -> None:
-    """Raise `UsageError` if `who`, a part of a classic cluster, runs (`runs`) another version of Spark than PySpark."""
+    """Raise `UsageError` if `who`, a part of a classic cluster, runs the Spark version `runs`, other than PySpark's."""
     if version_of(runs) != VERSION and KNOWN:
         raise UsageError(
             f"{who} runs Spark {runs}, and this driver PySpark {PYSPARK}. On a classic cluster both "
@@ -116,7 +119,7 @@ def check_jvm(session: Any) -> None:
 
 
 def version_here(_: object) -> str:
-    """Return the version of PySpark in the process that calls this function."""
+    """Return the version of PySpark in the process that calls this function, such as a Python worker."""
     return PYSPARK
 
 
@@ -139,7 +142,7 @@ else:
 
 
 def struct_of(schema: dict[str, Any]) -> t.StructType:
-    """Return the Spark type for a schema in Spark's JSON form, as a record holds it.
+    """Return the Spark schema for its JSON form, as a record holds it.
 
     `StructType.fromJson` changes the JSON of strings with a collation, and a second call on the changed JSON fails. So
     the function parses a copy.
@@ -162,12 +165,12 @@ def struct_of(schema: dict[str, Any]) -> t.StructType:
 
 
 def to_arrow_type(of: t.DataType, zone: str = "UTC") -> pa.DataType:
-    """Return the Arrow type for a Spark type, with instants in the zone."""
+    """Return the Arrow type for a Spark type. Instants get the time zone `zone`."""
     return to_arrow_schema(t.StructType([t.StructField("_", of)]), zone).field(0).type
 
 
 def to_arrow_schema(schema: t.StructType, zone: str = "UTC") -> pa.Schema:
-    """Return the Arrow schema for a Spark schema, with instants in the zone."""
+    """Return the Arrow schema for a Spark schema. Instants get the time zone `zone`."""
     from pyspark.sql.pandas import types
 
     if has("timezone of to_arrow_schema"):
@@ -177,7 +180,7 @@ def to_arrow_schema(schema: t.StructType, zone: str = "UTC") -> pa.Schema:
 
 
 def _in_zone(of: pa.DataType, zone: str) -> pa.DataType:
-    """Return the type with the zone in each instant, also in nested types."""
+    """Return an Arrow type in which each instant, also in nested types, has the time zone `zone`."""
     if pa.types.is_timestamp(of):
         return of if of.tz is None else pa.timestamp(of.unit, zone)
     if pa.types.is_struct(of):
@@ -205,7 +208,7 @@ def from_arrow_type(of: pa.DataType) -> t.DataType:
 
 
 def series_of(column: pa.Array, zone: str) -> pd.Series[Any]:
-    """Convert a column as Spark's worker does for a pandas UDF: instants become naive in `zone`, structs dicts."""
+    """Return a column as Spark's worker gives it to a pandas UDF: instants are naive in `zone`, structs are dicts."""
     from pyspark.sql.pandas import types
 
     nested = pa.types.is_nested(column.type)
@@ -215,9 +218,9 @@ def series_of(column: pa.Array, zone: str) -> pd.Series[Any]:
 
 
 def column_of_series(series: pd.Series[Any], of: t.DataType, zone: str, *, safe: bool) -> pa.Array:
-    """Convert a Series to Arrow as Spark's worker converts the result of a pandas UDF.
+    """Return a Series as an Arrow array of the Spark type `of`, as Spark's worker converts the result of a pandas UDF.
 
-    With `safe`, raise an error for a number that the type `of` can't hold exactly.
+    With `safe`, raise an error for a number that the type can't hold exactly.
     """
     import pandas as pd
     from pyspark.sql.pandas import types
@@ -250,13 +253,13 @@ def rows_of_frame(frame: Any, start: int, end: int) -> Any:
 
 
 def values_of_labels(labels: Any) -> list[Any]:
-    """Return the labels from the array below the index, which user code may have changed in place."""
+    """Return the labels of an index from the array below it, which user code may have changed in place."""
     found: list[Any] = labels._values.tolist()
     return found
 
 
 def arrays_of_frame(frame: Any) -> list[Any]:
-    """Return the array of each column, without a Series around it."""
+    """Return the array of each column of a DataFrame, without the Series around it, which costs time."""
     return [frame._mgr.iget_values(at) for at in range(frame.shape[1])]
 
 
@@ -290,7 +293,7 @@ def connect_metrics(frame: Any) -> list[Any]:
 
 
 def with_schema(frame: DataFrame, schema: t.StructType) -> DataFrame:
-    """Cache a known schema in a DataFrame of Spark Connect, which saves a request to the server. Return the frame."""
+    """Return the DataFrame. On Spark Connect, cache its known schema in it, which saves a request to the server."""
     if is_connect(frame):
         remote: Any = frame
         remote._cached_schema = schema
@@ -308,7 +311,7 @@ def connect_column(column: Any) -> Any:
 
 
 class Grouping(NamedTuple):
-    """The parts of a grouped DataFrame, which `groupBy`, `cube` or `rollup` has made."""
+    """The parts of a grouped DataFrame. `kind`: How `groupBy`, `cube` or `rollup` made it of `frame`."""
 
     kind: str
     frame: DataFrame
@@ -328,7 +331,7 @@ def grouping_of(grouped: Any) -> Grouping | None:
 
 
 def parser_of(spark: Any) -> Callable[[str], t.DataType]:
-    """Return the function of a session that parses the DDL text of a schema with Spark's own parser."""
+    """Return the function of a session that parses DDL text with Spark's own parser, to a Spark type."""
     parse: Callable[[str], t.DataType] = getattr(spark, "_parse_ddl", None) or spark.sparkContext._parse_ddl
     return parse
 
@@ -367,9 +370,10 @@ def ctrl_c_kept() -> Iterator[None]:
 
 @contextmanager
 def gateway_in(folder: Any) -> Iterator[None]:
-    """Let PySpark put its temporary folder for the address of the JVM into `folder`, within the `with` block.
+    """Let PySpark put its temporary folder, for a file with the address of the JVM, into `folder`, in the `with` block.
 
-    By default the folder is in the system's temporary folder. If this process is killed then, nobody deletes it.
+    By default the folder is in the system's temporary folder, and nobody deletes it if this process is killed
+    meanwhile.
     """
     from pyspark import java_gateway
 
@@ -383,7 +387,7 @@ def gateway_in(folder: Any) -> Iterator[None]:
 
 
 def fault_handler_file() -> Any:
-    """Return the open file to which a Python worker's fault handler writes; None if Spark has made no such file."""
+    """Return the open file to which a Python worker's fault handler writes; None if Spark has not asked for one."""
     from pyspark import util
 
     if has("file of the fault handler"):
@@ -413,10 +417,11 @@ def made_broadcast(value: Any) -> Any:
 
 
 def connect_channel(url: str, token: str | None, loopback: Container[str]) -> Any:
-    """Return the builder of a gRPC channel that sends a token without TLS to the addresses of the loopback interface.
+    """Return the builder of a gRPC channel to the Spark Connect server at `url`.
 
-    Spark's own client sends a token without TLS only to the host name localhost. This name may lead to ::1, where
-    another user could listen and receive the token. So Cairn connects to 127.0.0.1, and needs a channel of its own.
+    The channel sends a token without TLS only to the addresses `loopback` of this machine. Spark's own client does so
+    only to the host name localhost, which may lead to ::1, where another user could listen and receive the token. So
+    Cairn connects to 127.0.0.1.
     """
     import grpc
     from pyspark.sql.connect.client import DefaultChannelBuilder
@@ -437,14 +442,14 @@ def connect_channel(url: str, token: str | None, loopback: Container[str]) -> An
 
 
 def connect_client(channel: Any) -> Any:
-    """Return a Spark Connect client without a `SparkSession`."""
+    """Return a Spark Connect client without a `SparkSession`. `channel`: What `connect_channel` returns."""
     from pyspark.sql.connect.client import SparkConnectClient
 
     return SparkConnectClient(channel)
 
 
 def connect_session(channel: Any, *, registered: bool = True) -> SparkSession:
-    """Return a new session of a Connect server. With `registered`, make it PySpark's active session.
+    """Return a new session of a Connect server. With `registered`, it becomes PySpark's active session.
 
     The client's exit hook is removed, since it would only clear the session's cache of ML models on the server.
     """
@@ -465,13 +470,13 @@ def forget_exit(client: Any) -> None:
 
 
 def clean_up_setting(*, connect: bool) -> str:
-    """Return the name of the setting that deletes a query's shuffle files. Newer servers also know the name of 4.0."""
+    """Return the setting that deletes a query's shuffle files. `connect`: For Spark Connect, else for classic Spark."""
     of = ("connect." if connect else "classic.") if has("settings that delete shuffle files") else ""
     return f"spark.sql.{of}shuffleDependency.fileCleanup.enabled"
 
 
 def set_retries(client: Any, **policy: Any) -> None:
-    """Set how the client retries failed requests: Spark's default policy, with the arguments in `policy`."""
+    """Make a Spark Connect client retry failed requests by Spark's default policy, with the arguments in `policy`."""
     from pyspark.sql.connect.client.retries import DefaultPolicy
 
     client.set_retry_policies([DefaultPolicy(**policy)])

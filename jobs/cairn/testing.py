@@ -607,7 +607,7 @@ class PipelineTester:
 
 
 class _Given:
-    """Source of a pipeline under test: it returns the given rows."""
+    """The source of a pipeline under test: it returns the rows that the test gave, for any interval."""
 
     def __init__(self, read: Any) -> None:
         self._read = read

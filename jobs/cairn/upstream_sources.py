@@ -35,7 +35,7 @@ class Upstreams:
     tried: Mapping[tuple[str, str], TriedUpstream] = field(default_factory=dict)
 
     def __call__(self, spark: SparkSession, interval: Interval) -> Any:
-        """Refuse the call: only a driver knows the root below which the upstreams lie."""
+        """Raise an error, since only a driver can read upstreams: it knows the root below which they lie."""
         raise UsageError("a source of upstream() is read by Cairn, which knows the root; do not call it")
 
 

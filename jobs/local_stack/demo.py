@@ -102,7 +102,7 @@ def run_demo(days: int) -> int:
 def show(
     days: int, spark: SparkConnectServer, airflow: AirflowServer, env: dict[str, str], stack: ExitStack
 ) -> str | None:
-    """Start Spark and Airflow, run the days and report the results."""
+    """Start Spark and Airflow, run the days and report the results. Return the verdict; None if a day failed."""
     start(spark, airflow, env)
     client = airflow.client
     last_day = FIRST_DAY + timedelta(days=days - 1)
@@ -296,10 +296,9 @@ class DayWatcher:
         return bool(run["state"] == "failed")
 
     def _signs(self, runs: list[dict[str, Any]]) -> Hashable:
-        """Return values that change when Airflow makes progress: finished days, newest checkpoint, task states, log
-        sizes.
+        """Return values that change when Airflow makes progress, and tell the demo's output which task runs now.
 
-        Also tell the demo's output which task runs now.
+        They are the finished days, the newest checkpoint, the states of tasks, and the sizes of logs.
         """
         tasks: list[tuple[str, str, str | None, int]] = []
         running = [run for run in runs if run["state"] == "running" and run["dag_run_id"] not in self._finished]

@@ -14,10 +14,7 @@ import sys
 
 
 def no_semaphores() -> str | None:
-    """Return advice for the user if the system provides no POSIX semaphores, else None.
-
-    Airflow's LocalExecutor needs semaphores.
-    """
+    """Return advice for the user if the system lacks POSIX semaphores, which Airflow's executor needs; else None."""
     try:
         multiprocessing.get_context("fork").Semaphore()
     except OSError as error:
@@ -30,10 +27,7 @@ def no_semaphores() -> str | None:
 
 
 def no_user() -> str | None:
-    """Return advice for the user if the system has no entry for this user id, else None.
-
-    PostgreSQL, Airflow and Spark's Hadoop client stop if they can't look up the user's name.
-    """
+    """Return advice for the user if this user id has no name, which PostgreSQL, Airflow and Spark need; else None."""
     uid = os.geteuid()
     try:
         pwd.getpwuid(uid)

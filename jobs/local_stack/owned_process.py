@@ -160,11 +160,11 @@ def command_line(pid: int) -> list[str]:
 
 
 def claim_port(preferred: int = 0) -> int:
-    """Choose a port of the loopback interface, and keep other Cairn processes away from it until this process ends.
+    """Return a port of the loopback interface, and keep other Cairn processes away from it until this process ends.
 
     A server binds its port seconds after its parent chose the port. Without a claim, two demos that start together
     could choose the same port. Then the second server would fail to start, or its parent would talk to the server of
-    the first demo.
+    the first demo. `preferred`: The port to return if it is free; 0: any port.
     """
     while not _claim(port := free_port(preferred)):
         preferred = 0
@@ -172,7 +172,7 @@ def claim_port(preferred: int = 0) -> int:
 
 
 def free_port(preferred: int = 0) -> int:
-    """Choose a port of the loopback interface that is free now."""
+    """Return a port of the loopback interface that is free now: `preferred` if it is free, else a random one."""
     lowest_outgoing = _lowest_port_of_outgoing_connections()
     others = random.sample(range(20_000, lowest_outgoing), 100) if lowest_outgoing > 20_100 else []
     for port in [*([preferred] if preferred else []), *others]:

@@ -142,10 +142,7 @@ def _programs() -> Path:
 
 
 def _as_user() -> dict[str, Any]:
-    """Return the arguments for `Popen` that choose the server's user.
-
-    PostgreSQL refuses to run as root. So root runs the server as `nobody`.
-    """
+    """Return arguments of `Popen`, by which root runs the server as `nobody`: PostgreSQL refuses to run as root."""
     if os.geteuid() != 0:
         return {}
     nobody = pwd.getpwnam("nobody")

@@ -85,12 +85,12 @@ DIFFERENCES = {
 
 
 def has(name: str, version: tuple[int, int] = VERSION) -> bool:
-    """Return True if this version of Airflow has the feature that `DIFFERENCES` lists as `name`."""
+    """Return True if Airflow `version` (default: the installed one) has the feature called `name` in `DIFFERENCES`."""
     return version >= DIFFERENCES[name].since
 
 
 def say_lacks(log: Any, *names: str) -> None:
-    """For each feature in `names` that this Airflow lacks, write into the task's log what it does instead."""
+    """Write into `log`, for each feature in `names` that the installed Airflow lacks, its text `Difference.instead`."""
     for name in names:
         if not has(name):
             log.info("Airflow %s has no %s: %s", __version__, name, DIFFERENCES[name].instead)
@@ -154,14 +154,15 @@ __all__ = [
 
 
 def setting_of(timetable: Any, name: str) -> Any:
-    """Return the value of a timetable's attribute `name`, or None. In `airflow.timetables` it is called `_name`."""
+    """Return a timetable's attribute `name`, which `airflow.timetables` calls `_name`. None if it has neither."""
     return getattr(timetable, name, getattr(timetable, f"_{name}", None))
 
 
 def own_pauses(longest: timedelta, version: tuple[int, int] = VERSION) -> dict[str, Any]:
-    """Return the retry arguments of a task for an Airflow without retry policies: pauses that grow up to `longest`.
+    """Return a task's retry arguments for an Airflow `version` without retry policies. Pauses grow up to `longest`.
 
-    With ten minutes as `longest`, seven retries take 30 to 37 minutes. Before Airflow 3.2 they take 25 to 36 minutes.
+    With a `longest` of ten minutes, seven retries take 30 to 37 minutes in all, and 25 to 36 minutes before Airflow
+    3.2.
     """
     growing = {"max_retry_delay": longest}
     if has("factor of pauses", version):
@@ -172,7 +173,10 @@ def own_pauses(longest: timedelta, version: tuple[int, int] = VERSION) -> dict[s
 def wait_for_answer(
     task: Any, ti_id: Any, options: list[str], kwargs: dict[str, Any], timeout: timedelta | None
 ) -> NoReturn:
-    """End the task's process until a person has answered. Then Airflow calls `after_answer` with `kwargs`."""
+    """End the task's process until a person answers. Then Airflow calls the task's method `after_answer` with `kwargs`.
+
+    `ti_id`: Id of the task instance. `options`: The possible answers. `timeout`: Longest wait; None for no limit.
+    """
     if has("waiting for input"):
         from airflow.sdk.exceptions import TaskAwaitingInput
 

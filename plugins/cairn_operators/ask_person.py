@@ -14,7 +14,11 @@ APPROVE, REJECT = "Approve", "Reject"
 def ask_person(
     task: Any, context: Any, subject: str, text: str, asked: dict[str, Any], timeout: timedelta | None
 ) -> NoReturn:
-    """Ask a person to approve or reject, and let the task wait. Airflow calls its `after_answer` with `asked`."""
+    """Ask a person to approve or reject, and end the task's process until the person has answered.
+
+    `subject`, `text`: Title and text of the question. `asked`: Arguments of `task.after_answer`, which Airflow calls
+    after the answer. `timeout`: Longest wait; None for no limit.
+    """
     from airflow.sdk.execution_time.hitl import upsert_hitl_detail
 
     upsert_hitl_detail(
@@ -30,15 +34,16 @@ def ask_person(
 
 
 def agreed_before(context: Any, key: str) -> Any:
-    """Return what a person agreed to in an earlier try since the run was last cleared; None if nobody has agreed."""
+    """Return the `asked` to which a person agreed before, since the run was last cleared; None if nobody has agreed."""
     store = context.get("task_state_store")
     return None if store is None else store.get(agreed_key(context, key))
 
 
 def check_approved(context: Any, event: dict[str, Any], what: str, done: str, key: str, asked: Any) -> str:
-    """Return the name of the person who has approved `what`. Raise `AirflowFailException` if nobody has.
+    """Return the name of the person who approved, by the answer in `event`. Raise `AirflowFailException` if nobody did.
 
-    The approval stores `asked` under `key`. A retry gets it from `agreed_before`, and does not ask the person again.
+    An approval stores `asked` under `key`: a retry gets it from `agreed_before`, and does not ask again. `what`,
+    `done`: Words of the error, as in "promotion" and "promoted".
     """
     if "error" in event:
         raise AirflowFailException(f"no person has answered: {event.get('error_type')}; nothing is {done}")

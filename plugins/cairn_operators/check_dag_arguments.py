@@ -15,7 +15,7 @@ _PIPELINE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
 def checked_place(dag_id: str, code: str, root: str, spark_conn_id: str, storage_conn_id: str | None) -> dict[str, Any]:
-    """Check `code` and `root`, and return the arguments that all tasks of the DAG have in common."""
+    """Check the form of `code` and `root`, and return the arguments that all tasks of the DAG share, by name."""
     check_code_and_root(dag_id, code, root)
     return {"code": code, "root": root, "spark_conn_id": spark_conn_id, "storage_conn_id": storage_conn_id}
 

@@ -46,8 +46,8 @@ class CommitCheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airflow i
     `cairn://<pipeline>` gets an event with the id and counts, and so does each `Asset` of `outlets`.
 
     Args:
-        attempt: `process.output["attempt"]` of the task that prepared the attempt, or the attempt's uuid as text. With
-            an output, `pipeline`, `root`, `sink_of` and `storage_conn_id` are by default those of that task.
+        attempt: `process.output["attempt"]` of the task that prepared the attempt, or the attempt's uuid as text. From
+            the task, the next four arguments get their defaults. With a uuid, give `pipeline` and `root`.
         pipeline: Name of the `Pipeline`.
         root: URL of the folder that holds the pipelines.
         sink_of: The pipeline with a sink, as `module:NAME`; empty for no sink. Only for a sink the task imports the
@@ -115,10 +115,10 @@ class CommitCheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airflow i
         return summary
 
     def _not_due(self, context: Any, *, dropped: bool) -> list[str]:
-        """Return the ids of direct downstream tasks that have nothing to do, so that Airflow does not start them.
+        """Return the ids of the direct downstream tasks that Airflow must not start now.
 
-        A savepoint or sweep task has nothing to do if it is not due after this interval. A task that reads the
-        checkpoint has nothing to do if retention has already dropped the checkpoint (`dropped`).
+        These are savepoint and sweep tasks that are not due after this interval. If retention has already dropped the
+        checkpoint (`dropped`), they are also the tasks that read the checkpoint.
         """
         behind = context["task"].downstream_list if self.has_dag() else []
         examine = [task.task_id for task in behind if dropped and getattr(task, "checkpoint", None) is not None]
@@ -136,10 +136,7 @@ class CommitCheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airflow i
         phases_us: dict[str, int] = {}
 
         def ended(phase: str) -> None:
-            """Put the duration of the phase that ends now, in microseconds, into `phases_us`.
-
-            The phase began when the previous phase ended.
-            """
+            """Store, as the duration of `phase`, the microseconds since the previous phase ended."""
             phases_us[phase] = int((time.monotonic() - started_s) * 1e6) - sum(phases_us.values())
 
         try:
@@ -209,10 +206,10 @@ class CommitCheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airflow i
         return summary
 
     def get_openlineage_facets_on_complete(self, task_instance: Any) -> Any:
-        """Return inputs, outputs and checkpoint of the interval; None if this try committed nothing.
+        """Return OpenLineage's facets of the interval's inputs, outputs and checkpoint; None if nothing was committed.
 
-        The provider calls this method when the task has ended, also after a failure. If the commit succeeded and the
-        sink failed, the outputs lack the sink's tables.
+        Airflow's OpenLineage provider calls this method when the task has ended, also after a failure. If the commit
+        succeeded and the sink failed, the outputs lack the sink's tables.
         """
         if self._committed is None:
             return None
@@ -255,10 +252,7 @@ def _pipeline_of(sink_of: str) -> Any:
 
 
 def _tables_of(sink: Any) -> list[tuple[Callable[[], str], bool]]:
-    """Return for each table of a sink the function that returns the table's URL, and True if the table has late rows.
-
-    The list is empty for a sink without such a function.
-    """
+    """Return (function that returns the URL, True for late rows) of each table that a sink writes."""
     tables = sink.each_table() if hasattr(sink, "each_table") else [(sink, False)]
     return [(table.table_url, late) for table, late in tables if hasattr(table, "table_url")]
 

@@ -17,14 +17,14 @@ _NOT_CRON = ("@once", "@continuous")
 
 
 def with_data_intervals(schedule: Any, start_date: datetime) -> Any:
-    """Return a timetable whose data intervals extend from each scheduled time to the next."""
+    """Return a timetable with data intervals for a cron text (zone of `start_date`) or a timedelta; else `schedule`."""
     if isinstance(schedule, str) and schedule not in _NOT_CRON:
         return CronDataIntervalTimetable(schedule, timezone=pendulum.instance(start_date).timezone)
     return DeltaDataIntervalTimetable(schedule) if isinstance(schedule, timedelta) else schedule
 
 
 def timetable_of_pipeline(dag_id: str, code: str) -> Any:
-    """Return the timetable of the schedule that a `Pipeline` declares."""
+    """Return the timetable of the schedule that the `Pipeline` at `code` declares. Raise `ValueError` without one."""
     from state_backend.values.errors import UsageError
     from state_backend.values.schedule import Cron
 

@@ -44,7 +44,7 @@ def docs_root() -> Path:
 
 
 def docs_url(page: str, root: Path, base_url: str) -> str:
-    """Return the URL at which a browser opens a page of Data Docs (Great Expectations' HTML reports of validations)."""
+    """Return the URL at which a browser opens `page`, a file of Data Docs (HTML validation reports) below `root`."""
     path = Path(page).resolve()
     try:
         inside = path.relative_to(root.resolve())

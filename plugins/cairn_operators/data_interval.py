@@ -48,10 +48,11 @@ def data_interval(context: Any) -> tuple[datetime, datetime]:
 
 
 def check_ended(context: Any, end: datetime) -> None:
-    """Raise if a run's data interval has not ended: its input is not complete.
+    """Raise an Airflow exception if a run's data interval ends in the future, since its input is then not complete.
 
     Airflow gives such an interval to a manual run in the hour that clocks repeat, to a backfill up to today, and to a
-    scheduled run if the clock of its database is ahead. Clocks may differ by a minute.
+    scheduled run if the clock of its database is ahead. Except for a manual run, an `end` up to a minute ahead is
+    accepted, since clocks differ.
     """
     own, ends, now = getattr(context["dag_run"], "run_type", None), plain(end), datetime.now(tz=UTC)
     if str(getattr(own, "value", own)) == "manual" and ends > now:
@@ -94,10 +95,9 @@ def _suggestion(timetable: Any) -> str:
 
 
 def is_due(end: datetime, start: datetime, every: timedelta | None) -> bool:
-    """Return True if an interval ends a whole number of `every` after `start`.
+    """Return True if `end`, the end of an interval, is a whole number of `every` after `start`. None: always True.
 
-    The time is counted from `start`, not from the last run. So a re-run of an old interval gets the same answer as the
-    first run of that interval.
+    The time does not count from the last run. So a re-run of an old interval gets the same answer as its first run.
     """
     if every is None:
         return True
@@ -108,7 +108,7 @@ def is_due(end: datetime, start: datetime, every: timedelta | None) -> bool:
 def is_due_in(context: Any, every: timedelta | None) -> bool:
     """Return True if the run's data interval ends a whole number of `every` after the DAG's start date.
 
-    Without `every`, the run needs no data interval: a run of `backfill_pipeline` has none.
+    With None for `every`, the result is True, also for a run without data interval, as of `backfill_pipeline`.
     """
     return every is None or is_due(data_interval(context)[1], context["dag"].start_date, every)
 
@@ -120,5 +120,5 @@ def skip_unless_due(context: Any, cadence: timedelta | None, what: str) -> None:
 
 
 def plain(instant: datetime) -> datetime:
-    """Convert Airflow's pendulum datetime to a plain `datetime`. Differences of pendulum datetimes have no `%`."""
+    """Convert Airflow's pendulum datetime to a plain `datetime`, so that the difference of two supports `%`."""
     return datetime.fromisoformat(instant.isoformat())

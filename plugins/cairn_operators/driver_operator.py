@@ -67,10 +67,7 @@ class DriverOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not type
         return str(self.dag_id)
 
     def run_and_collect(self, request: Request) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-        """Run one command in a driver process.
-
-        Return its result, and a summary of each checkpoint that it committed.
-        """
+        """Run one command in a driver. Return (result, summaries), with a summary of each checkpoint it committed."""
         from state_backend.values.operation_parameters import COMMITTED
 
         committed: list[dict[str, Any]] = []
@@ -84,7 +81,7 @@ class DriverOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not type
         return self.run_driver(request, on_line=line), committed
 
     def run_driver(self, request: Request, on_line: Callable[[str], None] | None = None) -> dict[str, Any]:
-        """Run one command in a driver process, and return its result."""
+        """Run one command in a driver process, and return its result. `on_line` gets each output line; None logs it."""
         from state_backend.values.hide_secrets import hide
         from state_backend.values.operation_parameters import Call, to_json
         from state_backend.values.release import RELEASE
@@ -130,9 +127,9 @@ class DriverOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not type
 
 
 def check_conf(conf: Mapping[str, Any], params: Iterable[str]) -> None:
-    """Raise `AirflowFailException` if a run's configuration has a misspelt parameter, which Airflow would ignore.
+    """Raise `AirflowFailException` if a run's configuration `conf` misspells one of the DAG's `params`.
 
-    Names that resemble no parameter pass: they may be for other tasks of the DAG.
+    Airflow would ignore a misspelt parameter. Names that resemble no parameter pass: they may be for other tasks.
     """
     from state_backend.values.similar_names import similar_to
 
@@ -145,7 +142,7 @@ def check_conf(conf: Mapping[str, Any], params: Iterable[str]) -> None:
 
 
 def _sessions() -> tuple[str, str | None]:
-    """Return (new, previous): the UUIDs of this try's Spark session, and of the earlier try's (None in a first try).
+    """Return (new, previous): UUIDs of the Spark sessions of this try and of the try before (None in a first try).
 
     Airflow's task state store keeps the new UUID. If this driver is killed, the next try ends the session it left.
     """

@@ -39,10 +39,7 @@ _JVM = re.compile(
 
 
 class DriverProcess:
-    """A runner of one driver at a time.
-
-    `stop` may be called at any time, also from a signal handler, and more than once.
-    """
+    """A runner of one Spark driver at a time. `stop` may be called at any time, twice, and from a signal handler."""
 
     def __init__(self, module: str, task: Any = None) -> None:
         self._module = module
@@ -56,7 +53,10 @@ class DriverProcess:
         environment: Mapping[str, str] | None = None,
         private: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """Run the driver until it ends, and return its result. The driver gets `private` on its stdin, as JSON."""
+        """Run the driver until it ends, and return its result. `log_line`: Gets each line of the driver's output.
+
+        `environment`: Variables to add. `private`: Secrets that go to the driver's stdin as JSON.
+        """
         from state_backend.adapters.work_folders import work_folder
         from state_backend.values.hide_secrets import hide
 
@@ -154,7 +154,7 @@ def _path_of_the_task() -> list[str]:
 
 
 def _lines(process: subprocess.Popen[bytes] | WarmDriver) -> Iterator[str]:
-    """Yield the lines of the driver's output until the driver ends, even if its child keeps the pipe open."""
+    """Yield the lines of the driver's output until the driver ends, even if a child process keeps the pipe open."""
     assert process.stdout is not None
     supervisor, rest = os.getppid(), b""
     with process.stdout as pipe:
@@ -176,7 +176,7 @@ def _lines(process: subprocess.Popen[bytes] | WarmDriver) -> Iterator[str]:
 
 
 def _in_groups(lines: Iterable[str]) -> Iterator[str]:
-    """Yield the lines, with log groups around the JVM's lines below ERROR. Airflow's UI collapses these groups."""
+    """Yield `lines`, with Airflow's markers of a collapsible group around the JVM's log lines below ERROR."""
     grouped = False
     for line in lines:
         of_jvm = _JVM.match(line) is not None or (grouped and line.startswith("\t"))

@@ -25,9 +25,10 @@ _UNKNOWN_CLEAR = -1
 
 
 def predecessor_runs(context: Any, start: datetime, end: datetime, tasks: Sequence[str]) -> list[PredecessorRun]:
-    """Return the runs of the task's DAG whose data interval ends at `start`.
+    """Return the runs of the task's DAG whose data interval ends at `start`, with the states of their `tasks`.
 
-    These are the scheduled or backfill run of the interval before, and manual runs of that interval.
+    `start`, `end`: The data interval of the task's own run. The runs are the scheduled or backfill run of the interval
+    before, and manual runs of that interval.
 
     The search goes back by logical date, from one interval length after `end`. It begins that late because a manual run
     of the interval before has a logical date after `start`: Airflow gives a manual run the last interval that has ended
@@ -73,8 +74,7 @@ def is_earlier_running(context: Any, start: datetime) -> bool:
 def is_earlier_blocked(context: Any, start: datetime) -> bool:
     """Return True if the last queued run before `start` may start only after the task's own run has ended.
 
-    Airflow counts runs of a backfill and other runs separately towards their `max_active_runs`. So a queued run never
-    waits for a run of the other kind.
+    It may if both are runs of a backfill, or neither: Airflow counts both kinds separately towards `max_active_runs`.
     """
     own = read_run(DagRun, context["dag_run"]).run_type == "backfill"
     if has(_UNSTARTED):
@@ -88,14 +88,15 @@ def is_earlier_blocked(context: Any, start: datetime) -> bool:
 
 
 def _scheduled(ti: Any, dag_id: str, dates: Sequence[datetime], tasks: Sequence[str]) -> set[str]:
-    """Return the ids of the runs with these logical dates. Airflow is not asked without dates: it would take all."""
+    """Return the ids of the runs that have one of these logical dates and one of `tasks`; empty without dates."""
     return {*ti.get_task_states(dag_id=dag_id, logical_dates=list(dates), task_ids=list(tasks))} if dates else set()
 
 
 def _starts_before(context: Any, start: datetime, end: datetime, number: int) -> list[datetime]:
-    """Return the starts of the last intervals before `start`, which are the logical dates of scheduled runs.
+    """Return the starts of the last `number` intervals before `start`, newest first: logical dates of scheduled runs.
 
-    If `start` is no boundary of the schedule, as after a change of it, the intervals are as long as the task's own.
+    If `start` is no boundary of the schedule, as after a change of schedule, the intervals are as long as from `start`
+    to `end`, the task's own.
     """
     from state_backend.values.schedule import Every, decode, interval_before
 
@@ -117,9 +118,9 @@ def _runs_before(dag_id: str, logical_date: datetime | None, state: str | None) 
 
 
 def _previous(dag_id: str, logical_date: datetime, state: str | None) -> DagRun | None:
-    """Return the DAG's last run before a logical date; None if there is none. `state` None: a run in any state.
+    """Return the DAG's last run before a logical date; None if there is none. `state`: None for a run in any state.
 
-    Airflow's `ti.get_previous_dagrun` searches only before the logical date of the task's own run.
+    Airflow's own `ti.get_previous_dagrun` searches only before the logical date of the task's own run.
     """
     from airflow.sdk.execution_time.comms import GetPreviousDagRun
     from airflow.sdk.execution_time.task_runner import SUPERVISOR_COMMS

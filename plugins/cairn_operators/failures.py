@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 
 class UserCodeFailed(AirflowException):  # type: ignore[misc]
-    """The exception for an error in the pipeline's own code. Cairn's retry policy retries it at most three times."""
+    """The exception for an error in the pipeline's own code, which Airflow retries at most three times."""
 
 
 class InputMissing(AirflowException):  # type: ignore[misc]
     """The exception for an input that another pipeline has not committed. A task that can wait for the input defers.
 
-    `awaited`: The input to wait for: a `state_backend.chains.pin_inputs.Awaited` as JSON.
+    `awaited`: The input to wait for, as the JSON of a `state_backend.chains.pin_inputs.Awaited`.
     """
 
     def __init__(self, message: str, awaited: str) -> None:
@@ -30,11 +30,11 @@ class InputMissing(AirflowException):  # type: ignore[misc]
 
 
 class StaleBase(AirflowFailException):  # type: ignore[misc]
-    """The exception for a stale base checkpoint, or one computed from input that another pipeline has replaced."""
+    """The exception for a base checkpoint that is stale, or that was computed from input that was replaced since."""
 
 
 def repair(task: Any, again: Rerun, *, chain: bool = False) -> str:
-    """Return the command that repairs the given intervals of a task's pipeline, in the DAG that processes it."""
+    """Return the command that repairs the intervals `again` of a task's pipeline, with `chain` its upstreams first."""
     from state_backend.values.airflow_commands import repair_command
 
     dag_id, airflow = getattr(task, "dag_of_pipeline", task.dag_id), conf.get("api", "base_url", fallback=None)
@@ -60,13 +60,13 @@ def convert_errors(task: Any) -> Iterator[None]:
 
 
 def failure(type_name: str, message: str, awaited: str | None = None) -> AirflowException:
-    """Return the exception that a task raises for an error, given the name of the error's class.
+    """Return the exception with which a task fails, for an error whose class has the name `type_name`.
 
     `awaited`: The input that the task can wait for, as in `InputMissing`; None for any other error.
 
-    The task is retried if the error may pass: the storage failed, an attempt was lost, or user code or its input
-    failed. It is also retried if the class is not in `state_backend.values.errors`. It fails for good if the call is
-    wrong or state is unusable.
+    Airflow retries the task if the error may pass: the storage failed, an attempt was lost, user code or its input
+    failed, or `state_backend.values.errors` has no such class. The task fails for good if the call is wrong or state is
+    unusable.
     """
     from state_backend.values import errors
 

@@ -15,7 +15,7 @@ _REDACTION = "(?i)secret|password|token|access[.]?key|credential"
 
 
 class Hidden:
-    """A text that Airflow renders as a template and shows as `***`: in rendered fields, the serialized DAG and logs."""
+    """A secret that Airflow renders as a template, but shows as `***` in rendered fields, serialized DAG and logs."""
 
     template_fields: Sequence[str] = ("text",)
 
@@ -30,7 +30,7 @@ class Hidden:
 
 
 def hide_secrets(conf: Mapping[str, Any]) -> dict[str, Any]:
-    """Return Spark's settings, with each secret value wrapped in `Hidden`."""
+    """Return Spark's settings `conf` by name, with each secret value wrapped in `Hidden`."""
     pattern = redaction_of(conf)
     return {
         name: Hidden(value) if isinstance(value, str) and value and is_secret(name, value, pattern) else value

@@ -43,7 +43,7 @@ _INTERVAL_COLUMNS = ({"name": "interval_start", "type": "timestamp"}, {"name": "
 
 @frozen
 class Field:
-    """A column, or a part of a nested column."""
+    """A column, or a part of a nested column: a field of a struct, or an element, key or value of an array or map."""
 
     name: str
     type: str
@@ -53,7 +53,7 @@ class Field:
 
 @frozen
 class Dataset:
-    """A folder or a table."""
+    """A folder or a table, named as OpenLineage prescribes: `namespace` is the storage, `name` the place in it."""
 
     namespace: str
     name: str
@@ -70,10 +70,7 @@ class Dataset:
 
 
 def dataset_of(url: str) -> Dataset | None:
-    """Return the dataset that a URL names; None for other texts and other schemes.
-
-    Names contain no user name, no password and no query of the URL.
-    """
+    """Return the dataset that a URL names, without user, password and query; None for other texts and other schemes."""
     scheme, separator, rest = url.strip().partition("://")
     scheme = scheme.lower()
     authority, _, path = rest.partition("?")[0].partition("/")
@@ -185,7 +182,7 @@ def _urls(value: Any, version: str | None) -> Iterator[tuple[str, str | None]]:
 
 
 def _folder(url: str) -> str:
-    """Return the URL of a file's folder, since all files of a folder are one dataset. Leave other URLs unchanged."""
+    """Return the URL of the folder of a file, since OpenLineage sees it as one dataset. Other URLs stay unchanged."""
     scheme, separator, path = url.partition("?")[0].partition("://")
     folder, _, last = path.rpartition("/")
     is_file = scheme.lower() not in _DATABASES and "/" in folder and _FILE.fullmatch(last)

@@ -99,7 +99,7 @@ def _name_in_source(module: str, variable: str) -> str | None:
 
 
 def _assigned_call(tree: ast.Module, variable: str) -> ast.Call | None:
-    """Return the last call that a module assigns to a variable; None if there is none."""
+    """Return the last call, such as `Pipeline(...)`, that a module assigns to `variable`; None without one."""
     for statement in reversed(tree.body):
         match statement:
             case ast.Assign(targets=[ast.Name(id=target)], value=ast.Call() as call) if target == variable:
@@ -110,7 +110,7 @@ def _assigned_call(tree: ast.Module, variable: str) -> ast.Call | None:
 
 
 def _arguments(call: ast.Call | None) -> dict[str | None, ast.expr]:
-    """Return the keyword arguments of a call; `**more` has the key None."""
+    """Return the values of the keyword arguments of a call by name; `**more` has the name None. Empty for no call."""
     return {} if call is None else {keyword.arg: keyword.value for keyword in call.keywords}
 
 

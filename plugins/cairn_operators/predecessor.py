@@ -101,10 +101,13 @@ def plan_start(
 ) -> Go | Wait | Refuse:
     """Decide whether `interval` may be processed now, must wait, or is refused.
 
-    The task must wait while one of `runs` may still commit its checkpoint, with one exception. If all of them have been
-    queued for `patience` and no earlier run is running, the task goes on without them. Otherwise there could be a
-    deadlock: by `max_active_runs`, Airflow may not start the queued runs before the task's own run has ended. If a
-    queued run later commits another state, the task's checkpoint becomes stale.
+    `runs`: The runs of the interval before. `alone_for`: For how long all of them have been queued while no earlier run
+    was running. `earlier_running`, `earlier_queued`: True if a run with an earlier date is running, or queued.
+
+    The task must wait while one of `runs` may still commit its checkpoint, with one exception. After `alone_for` has
+    reached `patience`, the task goes on without them. Otherwise there could be a deadlock: by `max_active_runs`,
+    Airflow may not start the queued runs before the task's own run has ended. If a queued run later commits another
+    state, the task's checkpoint becomes stale.
 
     If the base checkpoint is stale and none of `runs` is about to replace it, the task waits too. If the task failed
     instead, Airflow would start the runs of later intervals, and they would fail one by one. Here too, the task does
@@ -165,14 +168,14 @@ def plan_start(
 
 
 def _result(log: Log, interval: Interval, pipeline_start_ms: int) -> Result | None:
-    """Return the interval's result in the log; None if there is none, or if a later commit made the result unusable."""
+    """Return the interval's committed result; None without one, or if a later commit made it unusable."""
     start = from_ms(pipeline_start_ms)
     result = results_of(log, [interval], Interval(start, start + timedelta(milliseconds=1))).get(interval)
     return result if result is not None and result.spoilt is None else None
 
 
 def is_unfinished(wanted: Sequence[str], tasks: Mapping[str, str | None]) -> bool:
-    """Return True if a run's tasks have not all succeeded yet, and none has failed or been skipped."""
+    """Return True unless all tasks in `wanted` succeeded, or one failed or was skipped. `tasks`: States by task id."""
     states = [tasks.get(name) for name in wanted]
     return any(state != "success" for state in states) and not any(state in _ENDED_BADLY for state in states)
 

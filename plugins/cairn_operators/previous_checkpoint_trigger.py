@@ -21,7 +21,7 @@ _SHARE_OF_WAIT = 20
 
 
 def pause_s(waited_s: float, poll_s: float, *, local: bool, slowest_s: float = _SLOWEST_S) -> float:
-    """Return the pause in seconds before the trigger asks for the checkpoint again.
+    """Return the pause in seconds before a trigger reads the storage again. `waited_s`: The wait so far.
 
     A read of a local file costs almost nothing, so the pause is always `poll_s`. An object store or Airflow's API
     charges each request, so there the pause grows: a twentieth of the wait so far, at least `poll_s` and at most
@@ -32,7 +32,7 @@ def pause_s(waited_s: float, poll_s: float, *, local: bool, slowest_s: float = _
 
 
 def committed_since(url: str, head_id: int) -> Iterator[tuple[int, Any]]:
-    """Yield (id, entry) of each record that a log has after the record `head_id`, in the order of ids."""
+    """Yield (id, entry) of each record that the log at `url` has after the record `head_id`, ascending by id."""
     from state_backend.adapters.open_storage import open_storage
     from state_backend.formats import paths, record_codec
     from state_backend.values.errors import NotFound
@@ -50,11 +50,11 @@ def committed_since(url: str, head_id: int) -> Iterator[tuple[int, Any]]:
 class PreviousCheckpointTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not type-checked here
     """The trigger that ends a task's wait for the checkpoint of the interval before.
 
-    The trigger fires `{"why": text}` in one of these cases; the text says for the task log which case. The task then
+    The trigger fires `{"why": text}` in one of these cases. The text names the case for the task log. The task then
     asks Airflow and reads the log again, and processes its interval, waits again or fails.
 
-    1. One of the awaited runs has committed the checkpoint that ends at `end_ms`. If no run is awaited, any run counts.
-    2. An awaited run ended without this checkpoint or was deleted, or a queued run started.
+    1. An awaited run (`clear_numbers`) has committed the checkpoint that ends at `end_ms`. Without one, any run can.
+    2. An awaited run ended without this checkpoint or was deleted, or a run of `queued` started.
     3. No run is awaited, since the checkpoint is stale, and a run of the DAG was queued: it may wait for the task's own
        run to end.
     4. The checkpoint that ends at `begins_ms` was committed: the awaited runs can now compute their interval. The task
@@ -133,7 +133,7 @@ class PreviousCheckpointTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow i
         return "the longest wait is over" if time.time() * 1000 >= self.until_ms else None
 
     def find_committed(self, url: str) -> int | None:
-        """Return the id of the awaited checkpoint; None if the log does not have it yet or the storage does not answer.
+        """Return the id of the awaited checkpoint; None if the log at `url` lacks it or the storage does not answer.
 
         Each call reads only the records that were added since the call before.
         """
@@ -157,9 +157,10 @@ class PreviousCheckpointTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow i
         return None
 
     async def _find_end(self) -> str | None:
-        """Return why the wait is over, for the task log: an awaited run has started, ended or been deleted.
+        """Return why the wait is over, for the task log; None if it goes on.
 
-        Without awaited runs, another queued run of the DAG ends the wait. The result is None if none of this happened.
+        The wait is over if an awaited run has started, ended or been deleted. Without awaited runs, it is over if
+        another run of the DAG was queued.
         """
         from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
         from asgiref.sync import sync_to_async

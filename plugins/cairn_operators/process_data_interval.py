@@ -150,7 +150,8 @@ class ProcessIntervalOperator(WaitingOperator):
         Airflow calls this method when the trigger has fired. The task again asks Airflow for the awaited runs (those of
         the interval before) and reads the log, since a person may have cleared a task during the wait. `wait_timeout`
         counts from `since_ms`, and `start_patience` from `alone_since_ms`, as in `_wait_or_refuse`. `by_input`: True if
-        the driver refused the base for its inputs. `waits`: Text for Cairn's pages; this method does not read it.
+        the driver refused the base because its inputs have changed. `waits`: Text for Cairn's pages; this method does
+        not read it.
         """
         waited_ms = max(0, _now_ms() - since_ms)
         self.log.info(
@@ -200,14 +201,15 @@ class ProcessIntervalOperator(WaitingOperator):
         alone_since_ms: int | None,
         by_input: bool,
     ) -> bool:
-        """Wait until the interval may be processed, in the worker slot or in the triggerer.
+        """Wait until the interval may be processed. Return True if it already has a result that the driver may keep.
 
-        The awaited runs are the runs of the interval before, whose checkpoint this interval starts from.
+        The awaited runs are those of the interval before, whose checkpoint this interval starts from. `since_ms`: When
+        the task began to wait. `by_input`: Check also whether the inputs of the base have changed.
 
         `alone_since_ms`: The time, in ms since the epoch, from which `start_patience` counts. Since this time all
         awaited runs have been queued, and no run with an earlier logical date has been running. None if the task has
-        not waited in this state. After `start_patience` the task no longer waits, because Airflow may start the
-        queued runs only after the task's own run has ended.
+        not waited in this state. After `start_patience` the task no longer waits, because Airflow may start the queued
+        runs only after the task's own run has ended.
         """
         from cairn_operators.predecessor import Wait
 
@@ -229,7 +231,7 @@ class ProcessIntervalOperator(WaitingOperator):
     def _decide(
         self, context: Any, start: datetime, end: datetime, alone_since_ms: int | None, by_input: bool
     ) -> tuple[Log, Go | Wait]:
-        """Ask Airflow for the runs of the interval before, read the log, and decide to process or to wait."""
+        """Ask Airflow for earlier runs, and read the log. Return (log, decision). Raise an error for a refusal."""
         from cairn_operators.earlier_runs import is_earlier_blocked, is_earlier_running, predecessor_runs
         from cairn_operators.predecessor import Refuse, Wait, plan_start
         from state_backend.adapters.open_storage import open_storage
@@ -354,7 +356,7 @@ class ProcessIntervalOperator(WaitingOperator):
         return f"To run every interval again that is not healthy, in order:\n{command}"
 
     def _repair_text(self, context: Any, again: Rerun | None, start: datetime) -> str:
-        """Return the commands that repair a missing or refused base and then run this interval again."""
+        """Return the commands that first repair the intervals `again`, if any, and then run the one at `start`."""
         if again is not None and not again.replace_overlapping:
             return self._heal_text(start, by_input=False)  # This command runs the task's own interval too.
         first = "" if again is None else f"{repair(self, again)}\n"
@@ -382,7 +384,7 @@ class ProcessIntervalOperator(WaitingOperator):
         )
 
     def _fits_in_slot(self, log: Log) -> bool:
-        """Return True if the newest interval took at most `wait_in_slot`: a wait this short needs no deferral."""
+        """Return True if the newest interval took at most `wait_in_slot`: a wait for such a run needs no deferral."""
         assert log.newest is not None
         return sum(log.newest.content.durations_us.values()) <= _ms(self.wait_in_slot) * 1000
 
@@ -456,7 +458,7 @@ def _run_type(context: Any) -> str:
 
 
 def _is_newest_first(context: Any) -> bool:
-    """Return True if Airflow's scheduler made the run, and the DAG's catchup is off."""
+    """Return True if Airflow makes a run only for the newest interval: a scheduled run of a DAG without catchup."""
     return _run_type(context) == "scheduled" and not getattr(context.get("dag"), "catchup", True)
 
 
@@ -466,7 +468,7 @@ def check_mode(task_id: str, mode: str) -> None:
 
 
 def before_us(run: Any, ti: Any, now: datetime) -> dict[str, int]:
-    """Return the microseconds that passed before the task's own code ran, by phase.
+    """Return the microseconds that passed before `now`, when the task's own code began to run, by phase.
 
     The phase `scheduler` lasts from the run's start to the task's start. A retry and a cleared run have no such phase,
     because this time then contains more than the scheduler's work. The phase `task` is the start of Airflow's task

@@ -113,7 +113,7 @@ class RunIntervalsOperator(WaitingOperator):
         return self.go_on(context, time.time_ns() // 1_000_000)
 
     def go_on(self, context: Any, since_ms: int) -> dict[str, Any]:
-        """Process the range, or wait for another pipeline. A later call continues after the last committed interval."""
+        """Process the range, or defer until another pipeline commits. A later call continues after the last commit."""
         from state_backend.values.operation_parameters import RunRange
 
         if self.reprocess not in REPROCESS:
@@ -154,7 +154,7 @@ def tell_asset(context: Any, alias: AssetAlias, asset: Asset, committed: Sequenc
 
 
 def day_or_instant(name: str, text: str) -> str:
-    """Strip and return `text`, a day or an instant. Raise an error if it is neither, before a driver starts."""
+    """Return `text` without outer spaces. Raise an error for argument `name` if it is neither a day nor an instant."""
     from state_backend.values.day_or_instant import first_instant
     from state_backend.values.errors import UsageError
 

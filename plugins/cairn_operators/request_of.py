@@ -14,7 +14,7 @@ def run_of(context: Any) -> Any:
 
 
 def request_of(kind: type[Any], task: Any, **others: Any) -> Any:
-    """Build a request: a field comes from `others`, else from the task's attribute of that name, else its default."""
+    """Build a request of class `kind`: fields from `others`, else from attributes of `task`, else the defaults."""
     # `vars` skips methods: Airflow's `BaseOperator` has methods with the name of a field, such as `dry_run`.
     given = {field.name: vars(task)[field.name] for field in fields(kind) if field.name in vars(task)}
     return kind(**given | others)

@@ -151,9 +151,9 @@ class RestoreStateOperator(DriverOperator):
         return {"kind": kind, "checkpoint": checkpoint, "discarded": []}
 
     def after_answer(self, context: Any, event: dict[str, Any], agreed: list[int]) -> dict[str, Any]:
-        """Restore after a person has answered. Airflow calls this method.
+        """Restore after a person has answered. `agreed`: Ids of the checkpoints that the person agreed to discard.
 
-        The restore is planned again. If it would discard more checkpoints than the person has agreed to, nothing is
+        Airflow calls this method. The restore is planned again. If it would discard further checkpoints, nothing is
         restored.
         """
         who = check_approved(context, event, "restore", "restored", self._agreed_key, agreed)
@@ -179,7 +179,7 @@ class RestoreStateOperator(DriverOperator):
         return "savepoint" if savepoint else "fork" if self.fork_as else "rewind"
 
     def _request(self, context: Any = None) -> Any:
-        """Return the driver's request. Without `context` it lacks run and attempt, which only a commit needs."""
+        """Return the request for the driver. Without `context` it lacks run and attempt, which only a commit needs."""
         from state_backend.values.operation_parameters import Fork, Restore
 
         kind, target = self._kind(), self.target.strip()
@@ -269,7 +269,7 @@ class RestoreStateOperator(DriverOperator):
         return str(uuid.uuid5(uuid.NAMESPACE_URL, name))
 
     def _log_of_target(self) -> Log:
-        """Read the log of the pipeline that gets the restored state: the fork, or this pipeline."""
+        """Return the log of the pipeline that gets the restored state: the fork if there is one, else this pipeline."""
         from state_backend.checkpoint.location import locate
         from state_backend.checkpoint.log import read_log
 

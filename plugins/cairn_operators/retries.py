@@ -49,13 +49,13 @@ class RetriesOverHalfAnHour(RetryPolicy):  # type: ignore[misc]
 
 
 def failures_since_clear(retries: int, max_tries: int, try_number: int) -> int:
-    """Return the number of failed tries since the task was last cleared, including the present try."""
+    """Return how often the task has failed since it was last cleared, including now. `retries`: The task's setting."""
     # When a task is cleared, Airflow keeps `try_number`, and sets `max_tries` to the tries so far plus `retries`.
     return max(1, retries - max_tries + try_number)
 
 
 def check_failures(error: UserCodeFailed, task: Any, ti: Any) -> None:
-    """Raise `AirflowFailException` if user code has failed too often, in an Airflow without retry policies.
+    """Raise `AirflowFailException` if user code has failed too often. On an Airflow with retry policies, do nothing.
 
     A task whose retry arguments the user has changed is retried as often as these arguments say.
     """
@@ -68,13 +68,13 @@ def check_failures(error: UserCodeFailed, task: Any, ti: Any) -> None:
 
 
 def retry_arguments(own: Mapping[str, Any] | None = None, retries: int = RETRIES) -> dict[str, Any]:
-    """Return the arguments in `own`, with the retries that `stateful_pipeline` gives its tasks added.
+    """Return a task's arguments: those in `own`, and the retries that `stateful_pipeline` gives its tasks.
 
     Use this function for operators in your own DAGs. A `retry_delay`, `retry_exponential_backoff`, `max_retry_delay` or
     `retry_policy` in `own` replaces Cairn's retry policy.
 
     Args:
-        own: The user's arguments of the task.
+        own: Your arguments of the task; None for none.
         retries: Number of retries if `own` has no `retries`. With 0 retries, no retry policy is set.
     """
     arguments = {"retries": retries, "retry_delay": timedelta(seconds=_SECONDS[0]), **(own or {})}

@@ -125,12 +125,12 @@ def _master(conn_type: str, host: str, port: int | None) -> str:
 
 
 def _bracket(host: str) -> str:
-    """Put an IPv6 address into brackets, since Airflow removes them from a URI. Return any other host unchanged."""
+    """Return an IPv6 address in brackets, which Airflow removes from a URI. Return any other host unchanged."""
     return f"[{host}]" if host.count(":") > 1 and not {"[", ","} & set(host) else host
 
 
 def _without_token(url: str) -> tuple[str, str | None]:
-    """Split a Spark Connect URL into the URL without its token, and the token or None.
+    """Return a Spark Connect URL without its token, and the token; None if the URL has none.
 
     The URL becomes an argument of the driver, which any user of the host can read.
     """
@@ -147,7 +147,7 @@ def _yes(value: Any) -> str:
 
 
 def _parse(conn_id: str, conf: Any) -> Mapping[str, Any]:
-    """Return Spark's configuration from a connection's `conf`: an object, or JSON text from the connection's form."""
+    """Return the Spark configuration in `conf`, an object or its JSON text, from the connection `conn_id`."""
     try:
         conf = json.loads(conf) if isinstance(conf, str) and conf.strip() else conf or {}
     except ValueError:
@@ -160,7 +160,7 @@ def _parse(conn_id: str, conf: Any) -> Mapping[str, Any]:
 
 
 def _texts(what: str, conf: Mapping[str, Any]) -> dict[str, str]:
-    """Convert the values of Spark's settings to texts, and let Airflow mask the secret ones in the task's logs."""
+    """Return Spark's settings as texts, and let Airflow mask secret ones in the task's logs. `what`: For errors."""
     plain = {name: value.text if isinstance(value, Hidden) else value for name, value in conf.items()}
     texts, redaction = {}, redaction_of(plain)
     for name, value in plain.items():

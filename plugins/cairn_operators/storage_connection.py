@@ -35,7 +35,7 @@ _INSTEAD = {
 
 @contextmanager
 def storage_credentials(conn_id: str | None) -> Iterator[dict[str, str]]:
-    """Yield the environment variables with which a process signs in as the account of a connection."""
+    """Yield the environment variables that sign a process in as a connection's account; none without a connection."""
     if conn_id is None:
         yield {}
         return
@@ -79,9 +79,10 @@ def _google(conn_id: str, fields: Mapping[str, Any], folder: Path) -> dict[str, 
 def _amazon(
     conn_id: str, login: str | None, password: str | None, fields: Mapping[str, Any], folder: Path
 ) -> dict[str, str]:
-    """Return environment variables for an `aws` connection, whose fields are those of Airflow's Amazon provider.
+    """Return environment variables for an `aws` connection, whose `fields` are those of Airflow's Amazon provider.
 
-    Access keys and a role become a profile in a file. Amazon's SDK assumes the role, and renews its credentials.
+    Access keys (`login`, `password`) and a role become a profile in a file in `folder`. Amazon's SDK assumes the role,
+    and renews its credentials.
     """
     names = {"region_name": "AWS_DEFAULT_REGION", "endpoint_url": "AWS_ENDPOINT_URL_S3", "profile_name": "AWS_PROFILE"}
     environment = {variable: str(fields[name]) for name, variable in names.items() if fields.get(name)}
@@ -120,7 +121,7 @@ def _amazon(
 
 
 def _microsoft(conn_id: str, connection: Any, fields: Mapping[str, Any], folder: Path) -> dict[str, str]:
-    """Return the environment variable for a `wasb` connection, whose fields are those of Airflow's Azure provider."""
+    """Return the variable that names a file in `folder` with the login of a `wasb` connection of Azure's provider."""
     from state_backend.values.environment import Variable
 
     login, secret = connection.login or "", connection.password or fields.get("shared_access_key")
@@ -177,7 +178,7 @@ def _fields(extra: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _key(conn_id: str, value: Any) -> str:
-    """Return a service account's key as JSON text, and let Airflow mask its secrets."""
+    """Return a service account's key, a dict or JSON text, as JSON text. Let Airflow mask its secrets in logs."""
     try:
         key = json.loads(value) if isinstance(value, str) else value
     except ValueError:

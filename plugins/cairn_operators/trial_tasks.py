@@ -93,7 +93,6 @@ class TryCodeOperator(DriverOperator):
         self.keep_for = keep_for
 
     def execute(self, context: Any) -> dict[str, Any]:
-        """Run the trial in a driver."""
         from state_backend.values.operation_parameters import TryCode
 
         request = request_of(
@@ -170,7 +169,7 @@ class PromoteTrialOperator(DriverOperator):
         ask_person(self, context, question, self.comparison, {"asked": self._question()}, self.response_timeout)
 
     def after_answer(self, context: Any, event: dict[str, Any], asked: str) -> dict[str, Any]:
-        """Promote the trial after a person has answered. Airflow calls this method.
+        """Promote the trial after a person has answered (`event`). Airflow calls this method.
 
         Returns:
             `again` (number of the trial's intervals that ran again in production), `behind` (number of later intervals

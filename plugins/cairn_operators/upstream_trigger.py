@@ -19,16 +19,16 @@ _JUDGE_EVERY_S = 300.0
 
 
 class UpstreamTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not type-checked here
-    """The trigger that ends a task's wait for an input.
+    """The trigger that ends a task's wait for what it reads of another pipeline, the upstream.
 
     The trigger asks for the next record of the upstream's log, one request each time, at first every second and later
-    every 30 seconds. After a new record, it judges the input. It fires `{"why": text}` if the input is
-    ready, if the input can't be judged, or at the time `until_ms`. If the storage does not answer, it asks again.
+    every 30 seconds. After a new record, it checks whether the input is ready. It fires `{"why": text}` if the input is
+    ready, if the check fails for good, or at the time `until_ms`. If the storage does not answer, it asks again.
 
     Args:
-        awaited: The `state_backend.chains.pin_inputs.Awaited`, as JSON.
-        url: URL of the upstream's log. None: the trigger can't read it, and fires at `until_ms`.
-        head_id: The id up to which the task has seen the upstream's log.
+        awaited: The input, a `state_backend.chains.pin_inputs.Awaited`, as JSON.
+        url: URL of the upstream's log. None: the trigger can't read the log, and fires at `until_ms`.
+        head_id: Id of the last record of the upstream's log that the task has seen.
         until_ms: The time, in ms since the epoch, at which the trigger fires at the latest.
     """
 
@@ -58,7 +58,7 @@ class UpstreamTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not type
             pause = pause_s(time.monotonic() - began_s, _FIRST_LOOK_S, local=False, slowest_s=_SLOWEST_S)
 
     def find_end(self, url: str) -> str | None:
-        """Return why the wait is over, for the task log; None if it is not over or the storage does not answer."""
+        """Return why the wait is over, for the task log; None if it goes on. `url`: Address of the upstream's log."""
         from state_backend.chains.pin_inputs import Awaited
         from state_backend.values.errors import CairnError, RetryableError
         from state_backend.values.operation_parameters import from_json

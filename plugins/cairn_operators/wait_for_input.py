@@ -23,9 +23,10 @@ class WaitingOperator(DriverOperator):
     wait_timeout: timedelta
 
     def wait_for_input(self, context: Any, missing: InputMissing, since_ms: int) -> NoReturn:
-        """Defer the task until the input is ready, or fail it if it has waited for `wait_timeout` since `since_ms`.
+        """Defer the task until the input that `missing` names is ready. Fail the task if `wait_timeout` is over.
 
-        The trigger starts at the upstream's log as the driver has seen it, so it misses no later commit.
+        `since_ms`: When the task began to wait, in ms since the epoch. The trigger reads the upstream's log from the
+        record on that the driver has seen last, so it misses no later commit.
         """
         from cairn_operators.upstream_trigger import UpstreamTrigger
         from state_backend.adapters.open_storage import join_url
@@ -59,9 +60,10 @@ class WaitingOperator(DriverOperator):
         raise AssertionError("deferring raises")
 
     def after_input(self, context: Any, event: Any, since_ms: int, awaited: str, waits: str) -> dict[str, Any]:
-        """Continue the task after a wait in the triggerer: begin its work again, or wait again.
+        """Continue the task when the trigger has fired: begin its work again, or wait again.
 
-        `waits`: Text that says what the task waits for. Only Cairn's pages read it, from Airflow's database.
+        `awaited`: The input, as JSON. `waits`: Text that says what the task waits for. Only Cairn's pages read it, from
+        Airflow's database.
         """
         from state_backend.chains.pin_inputs import Awaited
         from state_backend.values.operation_parameters import from_json, to_json
@@ -78,5 +80,5 @@ class WaitingOperator(DriverOperator):
         return self.go_on(context, since_ms)
 
     def go_on(self, context: Any, since_ms: int) -> dict[str, Any]:
-        """Do the task's work. `since_ms`: The time, in ms since the epoch, at which the task began to wait."""
+        """Do the task's work, and return its result. `since_ms`: When the task began to wait, in ms since the epoch."""
         raise NotImplementedError

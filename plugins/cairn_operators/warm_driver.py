@@ -40,9 +40,9 @@ _READ_AT_START = (
 
 
 class WarmDriver:
-    """A driver that is a fork of the host process, which has imported a driver's packages before.
+    """A driver that was forked from a host process, which has imported a driver's packages before.
 
-    The class has those members of `Popen` that `DriverProcess` uses.
+    The class has those members of `subprocess.Popen` that `DriverProcess` uses.
     """
 
     stdin = None
@@ -66,8 +66,8 @@ class WarmDriver:
     def close(self) -> None:
         """Close the sockets to the driver and to the host process from which the driver was forked.
 
-        If the driver still runs, this ends it: the driver holds the other end of the socket `lifeline`, and has asked
-        the kernel to send it SIGKILL when this end closes.
+        This ends a driver that still runs. The driver holds the other end of the socket `lifeline`, and has asked the
+        kernel to send it SIGKILL when our end closes.
         """
         self._lifeline.close()
         self._connection.close()
@@ -146,10 +146,10 @@ def start_host_if_it_pays(*, cwd: Path, environment: Mapping[str, str]) -> None:
 
 
 def _two_times(text: str) -> tuple[float, float]:
-    """Parse the content of a `.seen` file: when a driver, and when a host process that forks drivers, last started.
+    """Return (last driver, last host): when the last driver and the last host process started, from a `.seen` file.
 
-    Both times are in seconds since the epoch. They are 0 if the text is empty or incomplete, as after a crash or on a
-    full disk.
+    A host process forks drivers. Both times are in seconds since the epoch. They are 0 if the text is empty or
+    incomplete, as after a crash or on a full disk.
     """
     try:
         last_s, started_s = map(float, text.split())
@@ -161,7 +161,8 @@ def _two_times(text: str) -> tuple[float, float]:
 def _folder() -> Path:
     """Return the folder with the sockets on which this user's host processes accept requests.
 
-    A host process (`cairn.driver.driver_host`) has imported the packages of a driver, and forks warm drivers.
+    A host process (`cairn.driver.driver_host`) has imported the packages of a driver, and forks warm drivers. Raise
+    `PermissionError` if other users can access the folder.
     """
     folder = Path(tempfile.gettempdir(), f"cairn-warm-{os.getuid()}")
     folder.mkdir(mode=0o700, exist_ok=True)
@@ -232,7 +233,7 @@ def _ask(
 
 
 def _number(connection: socket.socket) -> int | None:
-    """Read a driver's pid or exit code (4 bytes) from the host process; None if it has closed the connection."""
+    """Read a pid or an exit code (4 bytes) from the host process; None if the host process closed the connection."""
     data = b""
     while len(data) < 4:
         more = connection.recv(4 - len(data))

@@ -15,7 +15,7 @@ from cairn_ui.pipelines_of_dags import PipelineRef
 
 
 class Rights:
-    """The rights of one user. Use an object for one request only, since it keeps the auth manager's answers."""
+    """The rights of one user. Make an object for each request, since it keeps what the auth manager has answered."""
 
     def __init__(self, user: Any) -> None:
         self._user = user

@@ -68,7 +68,7 @@ class DagsInDatabase:
 
 
 def _slim(data: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a serialized DAG with only those tasks that may be Cairn's, to save memory.
+    """Return a serialized DAG without the tasks that can't be Cairn's, to save memory.
 
     Each of Cairn's tasks that the pages need has a template field `root`.
     """
@@ -133,7 +133,7 @@ def last_savepoint(dag_id: str, task_id: str) -> dict[str, Any] | None:
 
 
 def json_object(value: Any) -> dict[str, Any] | None:
-    """Parse the value of an XCom as the database stores it: a JSON value, or a string that contains JSON.
+    """Return an XCom's value, an object or its JSON text as the database stores it; None if it is another value.
 
     Airflow's own function is not used. It creates an instance of any class that the JSON names. So the author of a task
     could run code inside the API server.
@@ -147,7 +147,7 @@ def json_object(value: Any) -> dict[str, Any] | None:
 
 
 def airflow_url(request_url: str) -> str:
-    """Return the URL of this Airflow: `[api] base_url`, else the URL of the request."""
+    """Return the URL of this Airflow: the setting `[api] base_url`, else `request_url`, without a slash at the end."""
     return (conf.get("api", "base_url", fallback="") or request_url).rstrip("/")
 
 
@@ -159,7 +159,7 @@ def ui_prefix() -> str:
 
 
 def open_folder(ref: PipelineRef) -> Storage:
-    """Open the storage of a pipeline's folder, with the identity in the DAG's connection.
+    """Return the storage of a pipeline's folder, opened with the identity in the DAG's connection.
 
     Secrets of the connection pass through a temporary file, which is deleted before the function returns.
     """

@@ -54,7 +54,7 @@ class ChainGraph:
 
 
 def state_words(look: Look | None, health: Sequence[Finding]) -> tuple[str, str]:
-    """Return (tone, words) of a pipeline. Unusable or outdated results come before other findings about its health."""
+    """Return (CSS class, words) of a pipeline's state. Unusable or outdated results come before `health`."""
     if look is None:
         return "unlisted", "not in this list"
     if look.reading is None:
@@ -73,7 +73,7 @@ def state_words(look: Look | None, health: Sequence[Finding]) -> tuple[str, str]
 
 
 def edge_words(edge: Edge) -> str:
-    """Return an edge's differences from a plain tracked read of the upstream's output; an empty text without any."""
+    """Return how a read of an upstream differs from a tracked read of its output; an empty text if it does not."""
     said = [] if edge.reads == "output" else ["late rows" if edge.reads == "late" else "state"]
     said += ["all before"] if edge.mapping == "all" else []
     said += [f"{edge.back} back"] if edge.back else []
@@ -85,7 +85,7 @@ def chain_graph(
 ) -> ChainGraph | None:
     """Return the drawing of all pipelines that read others or are read by others; None if there is no such pipeline.
 
-    `health`: The findings about each pipeline, worst first, by `PipelineRef.key`.
+    `looks`, `health`: By `PipelineRef.key`, the last reading, and the findings, worst first.
     """
     listed: dict[At, PipelineRef] = {}
     edges: dict[At, dict[At, list[Edge]]] = {}
@@ -135,8 +135,8 @@ Spot = At | tuple[At, At, int]
 def _places(order: Mapping[At, Collection[At]]) -> tuple[dict[Spot, tuple[int, int]], dict[tuple[At, At], list[Spot]]]:
     """Return (places, ways): column and row of each spot, and for each edge the spots that its line passes.
 
-    A pipeline is one column right of its rightmost upstream. A line over several columns gets a spot of its own in each
-    column that it crosses, so that it runs through no box. `order`: The upstreams of each pipeline, without cycles.
+    A spot is a pipeline's box, or a place where a line crosses a column without running through a box. A pipeline is
+    one column right of its rightmost upstream. `order`: The upstreams of each pipeline, without cycles.
     """
     column: dict[Spot, int] = {}
     for at in TopologicalSorter(order).static_order():
@@ -163,7 +163,7 @@ def _places(order: Mapping[At, Collection[At]]) -> tuple[dict[Spot, tuple[int, i
 
 
 def _line(points: Sequence[tuple[int, int]], words: str, *, tracked: bool) -> Line:
-    """Return the line from the right side of the first point's box to the left side of the last, through all others."""
+    """Return the line from the right side of the first box to the left side of the last, through all other `points`."""
     path, half = list[str](), HEIGHT // 2
     for (left, y1), (right, y2) in pairwise(points):
         begin, middle = left + WIDTH, (left + WIDTH + right) // 2

@@ -26,7 +26,7 @@ class Action(NamedTuple):
 
 
 def actions_of(ref: PipelineRef, log: Log, record: Record, airflow: str | None = None) -> Iterator[Action]:
-    """Yield the commands that make sense for a retained checkpoint."""
+    """Yield what a user can do with the retained checkpoint `record`. `airflow`: URL for commands that ask Airflow."""
     number, root = str(record.id), ["--root", ref.root]
     where, code = [*root, "--pipeline", ref.name], ["--code", ref.code or ""]
     newest, kept, refused = newest_state(log), log.retained.get(record.id), log.quarantine_above(record.id)

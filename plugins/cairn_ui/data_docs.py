@@ -27,7 +27,7 @@ class DocsPage:
 
 
 def pages_in(root: Path, pipeline: str | None = None) -> list[DocsPage]:
-    """Return the newest pages of Data Docs, at most 500, newest first."""
+    """Return the newest pages of Data Docs below `root`, newest first, at most 500. `pipeline`: None for all."""
     folders = [root / pipeline] if pipeline is not None else [*root.glob("*")]
     found = [
         path for folder in folders for kind in ("validations/**", "checks") for path in folder.glob(f"{kind}/*.html")
@@ -42,7 +42,7 @@ def _written(path: Path) -> datetime:
 
 
 def of_checkpoints(root: Path, pipeline: str) -> dict[int, str]:
-    """Return for each checkpoint id the path of Cairn's page with all checks, else of a page of Great Expectations."""
+    """Return a path below `root` by checkpoint id: Cairn's page with all checks, else a page of Great Expectations."""
     found: dict[int, str] = {}
     if "/" in pipeline or pipeline.startswith("."):
         return found
@@ -54,7 +54,7 @@ def of_checkpoints(root: Path, pipeline: str) -> dict[int, str]:
 
 
 def page_at(path: Path | str, written: datetime | None = None) -> DocsPage | None:
-    """Return the page at a path below the folder of all Data Docs; None if the path is no page of a validation."""
+    """Return the page at `path` below the folder of Data Docs, `written` then; None if it is no validation page."""
     inside = Path(path)
     # Great Expectations names a page <pipeline>/validations/<pipeline>/<table>/<run>/<time>/<file>.
     # Cairn names the page with all checks <pipeline>/checks/<run>.html.

@@ -45,7 +45,7 @@ def run_of(dag_id: str, run_id: str) -> DagRun | None:
 
 
 def runs_there(dag_id: str | None, run_ids: Collection[str]) -> set[str]:
-    """Return those of the given run ids that Airflow's database has for the DAG.
+    """Return those of `run_ids` that Airflow's database has for the DAG; empty without a DAG.
 
     The run of a checkpoint is not in the database if a person deleted it, or if `cairn run` made the checkpoint.
     """
@@ -56,7 +56,7 @@ def runs_there(dag_id: str | None, run_ids: Collection[str]) -> set[str]:
 
 
 def last_runs(dag_ids: Collection[str], most: int) -> dict[str, tuple[DagRun, ...]]:
-    """Return the newest runs of each DAG, oldest first. Runs without a logical date are left out.
+    """Return the newest runs of each DAG, at most `most`, oldest first. Runs without a logical date are left out.
 
     Each DAG gets its own query, so that the database can use its index of DAG and logical date, also for many runs.
     """
@@ -70,7 +70,7 @@ def last_runs(dag_ids: Collection[str], most: int) -> dict[str, tuple[DagRun, ..
 
 
 def runs_after(dag_id: str, start: datetime | None, most: int) -> tuple[DagRun, ...]:
-    """Return the first runs of a DAG whose data interval begins at or after a time, oldest first."""
+    """Return the first `most` runs of a DAG whose data interval begins at or after `start` (None: all), by time."""
     asked = select(Row).where(Row.dag_id == dag_id, Row.logical_date.is_not(None))
     if start is not None:  # The logical date, which is never before the interval's start, has an index: a fast query.
         asked = asked.where(Row.logical_date >= start, Row.data_interval_start >= start)
@@ -80,7 +80,7 @@ def runs_after(dag_id: str, start: datetime | None, most: int) -> tuple[DagRun, 
 def failing_tasks(dag_ids: Collection[str]) -> dict[str, list[FailingTask]]:
     """Return the tasks of unfinished runs whose last try failed, by DAG id, in the order of their runs; at most 500.
 
-    A failure before a person cleared the task does not count.
+    A try that failed before a person cleared the task does not count.
     """
     tried = or_(TaskInstance.state.in_(FAILED), TaskInstance.try_number > 1)
     asked = (
@@ -110,14 +110,14 @@ def failing_tasks(dag_ids: Collection[str]) -> dict[str, list[FailingTask]]:
 
 
 def _try_before(session: Any, task: Any) -> Any:
-    """Return the failed try that the present try repeats; None if a person cleared the task in between."""
+    """Return the row of the failed try that the task's present try repeats; None if a person cleared the task since."""
     key = {"dag_id": task.dag_id, "run_id": task.run_id, "task_id": task.task_id, "map_index": task.map_index}
     before = select(TaskInstanceHistory).filter_by(**key, try_number=task.try_number - 1, max_tries=task.max_tries)
     return session.scalar(before.where(TaskInstanceHistory.state.in_(FAILED)))
 
 
 def tries_of(dag_id: str, run_id: str) -> tuple[TaskTry, ...]:
-    """Return the tries of a run's tasks, in the order of task ids and try numbers; at most 500 of each table."""
+    """Return the tries of a run's tasks, by task id and number: at most 500 earlier ones, and 500 latest ones."""
     found: dict[tuple[str, int, int], TaskTry] = {}
     with create_session() as session:
         for table in (TaskInstanceHistory, TaskInstance):
@@ -148,14 +148,14 @@ def _try(row: Any) -> TaskTry:
 
 
 def _kept_for_later(row: Any) -> dict[str, Any]:
-    """Return the arguments that Airflow stores for a deferred task, for the method that resumes the task."""
+    """Return the arguments that Airflow stores with a deferred task (`row`) for the method that resumes it."""
     kept = row.next_kwargs if isinstance(row.next_kwargs, dict) else {}
     plain: dict[str, Any] = kept.get("__var", kept)  # Airflow 3.1 wraps the arguments in `__var`.
     return plain
 
 
 def scheduled_by_assets() -> tuple[Mapping[str, Collection[str]], Mapping[str, Collection[str]]]:
-    """Return (scheduled, writes): the ids of the DAGs that each asset URI schedules, and the asset URIs of each DAG id.
+    """Return (scheduled, writes): DAG ids by the URI of the asset that schedules them, and asset URIs by DAG id.
 
     DAGs that Airflow marks as stale, because their files are missing, are left out.
     """
@@ -169,7 +169,7 @@ def scheduled_by_assets() -> tuple[Mapping[str, Collection[str]], Mapping[str, C
 
 
 def _references(table: Any) -> list[tuple[str, str]]:
-    """Return (asset URI, DAG id) of each row in a table of references between assets and DAGs; at most 10,000."""
+    """Return (asset URI, DAG id) of each row in `table`, which tells which DAGs use which assets; at most 10,000."""
     with create_session() as session:
         rows = session.execute(
             select(AssetModel.uri, table.dag_id)
@@ -190,7 +190,7 @@ class Reasons:
         self._known: dict[tuple[str, str, TaskTry], str] = {}
 
     def reason(self, dag_id: str, run_id: str, one: TaskTry) -> str | None:
-        """Return why a try failed, in one line; None if neither its log nor the database has a reason."""
+        """Return in one line why the try `one` failed; None if neither its log nor the database has a reason."""
         key = (dag_id, run_id, one)
         if (known := self._known.get(key)) is not None:
             return known
@@ -217,7 +217,7 @@ def _reason(dag_id: str, run_id: str, one: TaskTry) -> str | None:
 
 
 def _lines(row: Any, try_number: int) -> Iterator[LogLine]:
-    """Yield the messages of a try's log. If the log can't be read to the end, yield those before the error."""
+    """Yield the messages of a try's log. If an error ends the read, yield those before it. `row`: The task instance."""
     reader: Any = TaskLogReader()
     if not reader.supports_read:
         return

@@ -19,9 +19,10 @@ from state_backend.values.intervals import Interval
 def lag_of(
     processed_until: datetime | None, newest_end: datetime | None, schedule: DagSchedule | None, now: datetime
 ) -> timedelta | None:
-    """Return the time from the end of a pipeline's last usable interval until now; None if no interval is usable.
+    """Return how long ago the last usable interval ended (`processed_until`); None if no interval is usable.
 
-    After the last run of a schedule, "now" is the end of the last interval with a run or checkpoint: the lag stays.
+    After the last run of a finite schedule, the lag no longer grows: it is measured up to the end of the last interval
+    that has a run or a checkpoint (`newest_end`), instead of up to `now`.
     """
     if processed_until is None:
         return None
@@ -47,7 +48,7 @@ def unusable_checkpoints(log: Log) -> list[Trouble]:
 
 
 def newest_results(log: Log, unusable: Sequence[Trouble]) -> dict[Interval, Result]:
-    """Return for each interval its newest retained checkpoint, with the reason why no interval may start from it."""
+    """Return for each interval its newest retained checkpoint, and its trouble if `unusable` has the checkpoint."""
     newest: dict[Interval, int] = {}
     for record in log.completed():
         newest[record.content.interval] = max(record.id, newest.get(record.content.interval, 0))
@@ -58,7 +59,7 @@ def newest_results(log: Log, unusable: Sequence[Trouble]) -> dict[Interval, Resu
 def mark_of(unusable: Trouble) -> str:
     """Return the path of the file whose time tells since when a checkpoint can't be used.
 
-    The file is the mark of the quarantine, or the record of the commit that made the checkpoint stale or replaced it.
+    It is the mark of the quarantine, or the record of the commit that made the checkpoint stale or replaced it.
     """
     if unusable.why in ("quarantined", "descends"):
         return paths.quarantine(unusable.by or unusable.checkpoint)
@@ -78,6 +79,6 @@ def run_to_explain(broken: Broken | None, failing: Sequence[FailingTask], last: 
 
 
 def tries_to_explain(tries: Sequence[TaskTry], most: int = 4) -> list[TaskTry]:
-    """Return the failed tries of a run by the times of their ends: all of them, or the first and the last ones."""
+    """Return the failed tries by the times of their ends. Of more than `most`, return the first and the last ones."""
     failed = sorted((t for t in tries if t.failed and t.ended is not None), key=lambda t: (t.ended, t.task_id))
     return failed if len(failed) <= most else [failed[0], *failed[len(failed) - most + 1 :]]

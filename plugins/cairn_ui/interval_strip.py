@@ -72,9 +72,9 @@ def strip_of(facts: Facts, results: Mapping[Interval, Result], last: tuple[DagRu
     """Return a cell for each of the last intervals, in the order of time, and one for the next interval.
 
     Args:
-        facts: What is known about the pipeline.
+        facts: What the log and Airflow's database say about the pipeline.
         results: The newest retained checkpoint of each interval that has one.
-        last: The newest runs of the DAG.
+        last: The newest runs of the DAG, besides those in `facts`.
     """
     runs: dict[Interval, DagRun] = {}
     for run in (*facts.runs, *last):
@@ -102,7 +102,7 @@ def seconds_of(run: DagRun, now: datetime) -> float | None:
 
 
 def _state_of(facts: Facts, result: Result | None, run: DagRun | None) -> str:
-    """Return the state of an interval's run if it is in progress, else of its checkpoint, else of its last run."""
+    """Return an interval's state: that of its unfinished run, else of its checkpoint, else of its last run."""
     if run is not None and run.unfinished:
         if any(one.run_id == run.run_id for one in facts.failing):
             return "failing"

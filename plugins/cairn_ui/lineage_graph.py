@@ -23,9 +23,10 @@ class Placed(NamedTuple):
 
 
 def place(edges: Iterable[tuple[int, int | None]]) -> tuple[tuple[Placed, ...], int]:
-    """Assign a lane (a column of the graph) to each checkpoint, and draw a line from each checkpoint down to its base.
+    """Return each checkpoint with its lane (a column of the graph) and its lines, and the number of lanes.
 
-    A checkpoint without a line from above gets the first free lane. A lane is free if no line runs through it.
+    `edges`: (checkpoint, base or None), newest first. A line leads from each checkpoint down to its base. A checkpoint
+    without a line from above gets the first free lane, through which no line runs.
     """
     lanes: list[int | None] = []  # For each lane, the id of the base that its line leads to; None for a free lane.
     placed, widest = [], 0

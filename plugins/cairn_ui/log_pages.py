@@ -20,7 +20,7 @@ class IdsOfPage:
 
 
 def ids_of_page(head: int, before: int | None, size: int) -> IdsOfPage:
-    """Return the ids on a page of a log. The log is not read: its ids are 1 to `head`, without gaps."""
+    """Return the ids on a page: up to `size` ids below `before` (None: the newest). A log has the ids 1 to `head`."""
     first = head if before is None else min(head, before - 1)
     ids = list(range(first, max(0, first - size), -1))
     newer = min(head, first + size) + 1 if ids and first < head else None
@@ -30,7 +30,8 @@ def ids_of_page(head: int, before: int | None, size: int) -> IdsOfPage:
 def ids_of_run(log: Log, run_id: str, interval: Interval | None) -> list[int]:
     """Return the ids of the checkpoints that a run committed, ascending.
 
-    The search covers the retained checkpoints, and all commits whose interval overlaps the run's interval.
+    The search covers the retained checkpoints, and commits of any age whose interval overlaps `interval`, the data
+    interval of the run; None if it has none.
     """
     near = {e.id for e in log.commits_near(interval)} if interval is not None and log.head_id else set()
     entries = [log.entries[n] for n in sorted({*near, *log.retained})]

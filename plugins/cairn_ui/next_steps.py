@@ -59,7 +59,7 @@ def after_error(status: int, ref: PipelineRef | None = None) -> Refusal:
 
 
 def after_failed_read(ref: PipelineRef) -> Step | None:
-    """Return the next step if a pipeline's storage can't be read; None if only a running task knows the folder."""
+    """Return the next step if a pipeline's storage can't be read; None if the pages don't know the folder's URL."""
     if ref.unreadable:
         return None
     return Step("To try the same read on the host of the API server, run:", command=_status(ref))

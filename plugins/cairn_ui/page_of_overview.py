@@ -70,7 +70,10 @@ def _runs(
     broken: Broken | None,
     last: tuple[DagRun, ...],
 ) -> dict[str, Any]:
-    """Return values for the template: since when the pipeline is broken, its lag, failed tries, and waiting DAGs."""
+    """Return values for the template: since when the pipeline is broken, its lag, failed tries, and waiting DAGs.
+
+    `until`: End of the last usable interval; None without one. `last`: The newest runs of the DAG.
+    """
     now, ref = datetime.now(UTC), page.ref
     asset = f"cairn://{ref.name}"
     waiting = waiting_dags(asset, *database_runs.scheduled_by_assets(), ref.dag_id)

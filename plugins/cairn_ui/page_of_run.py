@@ -107,7 +107,7 @@ class FailedTry(NamedTuple):
 def failed_tries(
     ref: PipelineRef, run_id: str, rights: Rights, tries: Sequence[TaskTry] | None = None
 ) -> list[FailedTry]:
-    """Return the failed tries of a run, with their reasons if the user may read logs.
+    """Return the failed tries of a run, or of `tries` if given, each with its reason if the user may read logs.
 
     A reason is missing if the log can't be read within two seconds. A later call may have it.
     """

@@ -17,7 +17,7 @@ class Phase(NamedTuple):
 
 
 def phases_of(durations_us: Mapping[str, int] | None) -> list[Phase]:
-    """Return an interval's phases in the order in which they happen. Their shares sum to 1."""
+    """Return an interval's phases in the order in which they happen. `durations_us`: Microseconds by phase."""
     durations = durations_us or {}
     whole = sum(durations.values()) or 1
     place = {name: _ORDER.index(name) if name in _ORDER else len(_ORDER) for name in durations}

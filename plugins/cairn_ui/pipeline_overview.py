@@ -109,7 +109,7 @@ class Overview:
 
 
 def facts_of(look: Look, airflow: FromAirflow, now: datetime) -> Facts:
-    """Return what the log and Airflow's database say about a pipeline."""
+    """Return what the log and Airflow's database say about a pipeline, from which findings and strip are computed."""
     reading = look.reading
     if reading is None:
         return Facts(now=now, unreadable=look.problem, schedule=airflow.schedule, failing=airflow.failing)
@@ -140,7 +140,7 @@ def _strip_of(log: Log, facts: Facts, runs: tuple[DagRun, ...]) -> Strip:
 
 
 def unvalidated_since(reading: Reading) -> tuple[int, int | None] | None:
-    """Return (number, id): how many valid checkpoints are newer than the newest validated one, and the id of that one.
+    """Return (number, id): the number of valid checkpoints after the newest validated one, and that one's id.
 
     If no valid checkpoint was validated, all of them count and the id is None. Without valid checkpoints, the whole
     result is None.
@@ -195,7 +195,7 @@ def worst_first(rows: list[OverviewRow]) -> list[OverviewRow]:
 def command_of(
     ref: PipelineRef, reading: Reading, airflow: str | None = None, broken: Broken | None = None
 ) -> str | None:
-    """Return the command that repairs a pipeline; None if nothing is broken, or if no re-run can help."""
+    """Return the command that repairs a pipeline, up to the end of `broken`; None if no re-run is needed or helps."""
     again, to = reading.status.rerun, reading.status.heal_to
     lasts = [again.last] if again is not None else []
     lasts += [to] if to is not None else []

@@ -41,7 +41,7 @@ COUNT_AGAIN_S = 600.0
 
 
 class NotAnswered(Exception):
-    """The error that a read did not end within the time that a page waits."""
+    """The error for a storage that has not answered within the time that a page waits."""
 
 
 @frozen
@@ -87,7 +87,10 @@ class Stored:
 
 
 class Reader:
-    """A reader and cache of pipelines' logs. Several threads may use it at once."""
+    """A reader and cache of pipelines' logs, for all pages of this process. Several threads may use it at once.
+
+    Each read runs in a thread. If a page asks for a read that is still running, it waits for the same read.
+    """
 
     def __init__(self, opened: Callable[[PipelineRef], Storage], *, clock: Callable[[], float] = time.time) -> None:
         self._open = opened
@@ -101,9 +104,9 @@ class Reader:
         self._stored: dict[str, Stored] = {}
 
     def look(self, ref: PipelineRef, wait_s: float = WAIT_S) -> Look:
-        """Read a pipeline, or return its last reading if that is younger than two seconds.
+        """Read a pipeline's log and status, or return the last reading if that is younger than two seconds.
 
-        If the read fails or takes too long, the result has the last reading and the problem.
+        If the read fails or takes longer than `wait_s`, the result has the last reading and the error as text.
         """
         return self.look_at_all([ref], wait_s)[ref.key]
 
@@ -137,9 +140,10 @@ class Reader:
         return self._run(ref, what, lambda: work(self._storage(ref)), wait_s)
 
     def written(self, ref: PipelineRef, log: Log, ids: Collection[int]) -> dict[int, int]:
-        """Return when the storage wrote the given records, in ms since the epoch, by id.
+        """Return the time at which the storage wrote each of the records `ids`, in ms since the epoch, by id.
 
-        Sweeps are left out. Tombstones are left out too: retention wrote the file of a tombstone long after the commit.
+        Sweeps are left out. Dropped checkpoints are left out too: retention wrote their files anew long after the
+        commit.
         """
         known = self._written.setdefault(ref.key, {})
         whole = [n for n in ids if n not in known and isinstance(log.entry(n), Record)]
@@ -151,9 +155,9 @@ class Reader:
         return {n: known[n] for n in ids if n in known}
 
     def find_size(self, ref: PipelineRef) -> Stored | None:
-        """Return the size of the pipeline's folder by the last count; None before the first count.
+        """Return the size of the pipeline's folder by the last count, without waiting; None before the first count.
 
-        The call never waits. If the last count is older than ten minutes, a thread begins to count again.
+        If the last count is older than ten minutes, a thread begins to count again.
         """
         known = self._stored.get(ref.key)
         if ref.unreadable is None and (known is None or self._clock() - known.counted_s > COUNT_AGAIN_S):
@@ -233,7 +237,7 @@ class Reader:
         return known
 
     def _chains(self, ref: PipelineRef) -> Chains:
-        """Return a `Chains`, which judges a pipeline's results by its inputs. It takes logs from this cache."""
+        """Return a `Chains`, which judges by inputs whether results are out of date. It takes logs from this cache."""
         here = replace(ref, dag_id=None)
         return Chains(open_log=lambda root, name: self._log(replace(here, root=root, name=name), FRESH_S))
 
@@ -246,7 +250,7 @@ class Reader:
 
 
 def _is_there(storage: Storage, log: Log) -> bool:
-    """Return True if the storage still has the log that was read before.
+    """Return True if the storage still has the log that was read before (`log`).
 
     After a person has deleted the pipeline's folder and started the pipeline again, the newest known record is missing,
     or differs from the stored one.

@@ -76,7 +76,7 @@ def render(template: str, **values: Any) -> str:
 
 
 def instants(text: object) -> Markup:
-    """Escape a text, and mark up its times in UTC. The page's script then shows them in the page's time zone.
+    """Return a text as HTML with its UTC times marked up, so that the page's script shows them in the page's time zone.
 
     A time that is the value of an option, such as in `cairn backfill --from 2024-01-01T00:00:00Z`, stays as it is,
     since commands take times in UTC. A time inside of a longer word, such as a run id, stays too.
@@ -99,13 +99,13 @@ def instants(text: object) -> Markup:
 
 
 def tone_of(state: str) -> str:
-    """Return the tone, and so the colour, of a chip that shows a state such as `stale by 12`."""
+    """Return the tone, which decides the colour, of the label that shows a state such as `stale by 12`."""
     tones = {"quarantined": "bad", "descends": "bad", "stale": "warn", "completed": "good"}
     return tones.get(state.partition(" ")[0], "info")
 
 
 def type_of(kind: Any, *, inner: bool = False) -> str:
-    """Format a type of Spark's JSON as text. A whole schema is a text such as `user string, points array<int>`."""
+    """Return a type of Spark's JSON as text. A whole schema is a text such as `user string, points array<int>`."""
     match kind:
         case {"type": "struct", "fields": fields}:
             said = ", ".join(f"{f['name']}{':' if inner else ''} {type_of(f['type'], inner=True)}" for f in fields)

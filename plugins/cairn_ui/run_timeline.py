@@ -77,7 +77,7 @@ def _first(one: TaskTry) -> datetime | None:
 def _waits(
     one: TaskTry, tries: Sequence[TaskTry], began: datetime
 ) -> list[tuple[Kind, datetime | None, datetime | None]]:
-    """Return (kind, start, end) of each wait before a try began. A time is None if Airflow has not recorded it."""
+    """Return (kind, start, end) of each wait before the try `one` began. A time is None if Airflow lacks it."""
     # A deferred task is queued again when its trigger fires, but keeps its first start time. A queue time after that
     # start is left out: this second time in the queue is a part of `ran`.
     queued = one.queued if one.queued is None or one.began is None or one.queued <= one.began else None

@@ -66,7 +66,7 @@ def find_ref(rights: Rights, key: str) -> PipelineRef:
 
 
 class PipelinePage:
-    """A page of one pipeline, for one request."""
+    """The data of a request for a page of a pipeline: the user's rights, the pipeline, and the last reading."""
 
     def __init__(self, request: Request, rights: Rights, ref: PipelineRef, look: Look) -> None:
         self.request, self.rights, self.look = request, rights, look
@@ -85,7 +85,7 @@ class PipelinePage:
         return of_checkpoints(docs_root(), self.ref.name)
 
     def ask(self, what: str, work: Callable[[Storage], T]) -> T:
-        """Run `work` in a thread with a time limit. Calls with the same `what` share one read while it runs."""
+        """Return the result of `work`, run in a thread with a time limit. Calls with the same `what` share it."""
         return reader.ask(self.ref, what, work)
 
     def runs_there(self, rows: Iterable[Mapping[str, Any]]) -> set[str]:
@@ -93,7 +93,7 @@ class PipelinePage:
         return database_runs.runs_there(self.ref.dag_id, {row["run"]["run_id"] for row in rows if row["run"]})
 
     def show(self, template: str, make: Callable[[Reading], Any] | None = None, **values: Any) -> Response:
-        """Render the page. `make` computes the template's `view` from the reading; None if the template needs none."""
+        """Render `template` with `values`, and with what `make` returns for the reading (None: nothing) as `view`."""
         view, problem, reading = None, self.look.problem, self.look.reading
         if make is not None and reading is not None:
             try:

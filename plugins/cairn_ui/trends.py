@@ -61,7 +61,7 @@ class Trends:
 
 
 def figures_of(records: Sequence[Record]) -> Figures:
-    """Return the bars of checkpoints that are given in the order of time. All bars in a row have the same scale."""
+    """Return the bars of checkpoints, which are given in the order of time. All bars in a row have the same scale."""
     times = [phases_of(record.content.durations_us) for record in records]
     totals = [record.content.totals for record in records]
     most_bytes = max((one.state_bytes for one in totals), default=0)
@@ -99,7 +99,7 @@ def _bar(colour: str, value: float, most: float, x: float = 0, width: float = 10
 
 
 def trends_of(reading: Reading, first: int | None = None, last: int | None = None) -> Trends:
-    """Return the figures of each interval's newest retained checkpoint, in the order of the intervals."""
+    """Return the figures of each interval's newest retained checkpoint with an id from `first` to `last`, by time."""
     log = reading.log
     every = [c for c in log.completed() if (first or 0) <= c.id <= (last or log.head_id)]
     newest = {c.content.interval: c for c in sorted(every, key=lambda c: c.id)}
@@ -118,7 +118,7 @@ def trends_of(reading: Reading, first: int | None = None, last: int | None = Non
 
 
 def _table(records: Sequence[Record]) -> dict[str, list[str]]:
-    """Return the columns of the table on the trends page, by heading: a text for each record."""
+    """Return the cells of each column of the table on the trends page, by heading. The order is that of `records`."""
     totals = [record.content.totals for record in records]
     phases = [{p.name: p.seconds for p in phases_of(record.content.durations_us)} for record in records]
 

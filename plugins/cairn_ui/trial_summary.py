@@ -15,7 +15,7 @@ def differs(row: Mapping[str, Any]) -> bool:
 
 
 def commands_of(ref: PipelineRef, trial: Trial, rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
-    """Return (what it does, command) for each command that compares, promotes or removes a trial."""
+    """Return (what it does, command) for each command about a trial. `rows`: The comparisons of its intervals."""
     root, name, pipeline, code = (shlex.quote(part) for part in (ref.root, trial.name, ref.name, trial.code))
     compare = f"cairn compare {name} --root {root} --pipeline {pipeline}"
     one = next((row["start"] for row in rows if differs(row)), None)

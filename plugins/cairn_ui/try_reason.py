@@ -29,8 +29,8 @@ def reason_of(log: Iterable[LogLine], events: Sequence[str], retry_reason: str |
     """Return why a try failed, as one line; None if neither the log nor the database has a reason.
 
     The first of these that exists is the reason: the last exception in the log, with the driver's own exception if the
-    driver ended without a result; the last message of the log with the level error or critical; the last event that the
-    scheduler recorded, such as a missing heartbeat; the reason of the retry policy.
+    driver ended without a result; the last message of the log with the level error or critical; the last of `events`,
+    which the scheduler recorded, such as a missing heartbeat; `retry_reason`, the reason of the retry policy.
     """
     exception = message = of_driver = None
     for line in log:
@@ -55,5 +55,5 @@ def first_line(text: str) -> str:
 
 
 def shorten(text: str) -> str:
-    """Return a text of at most 300 characters: a longer one is cut and ends with an ellipsis."""
+    """Return the text, cut to 300 characters with an ellipsis as the last one if it is longer."""
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1].rstrip()}…"

@@ -17,9 +17,10 @@ class WaitingDag:
 def waiting_dags(
     asset: str, scheduled_by: Mapping[str, Collection[str]], writes: Mapping[str, Collection[str]], own_dag: str | None
 ) -> tuple[WaitingDag, ...]:
-    """Return the DAGs that wait for an asset, directly or through assets of other waiting DAGs.
+    """Return the DAGs that wait for an asset, directly or through assets of other waiting DAGs, but not `own_dag`.
 
-    The DAGs with the fewest assets in between come first.
+    `scheduled_by`: The ids of the DAGs that each asset schedules. `writes`: The assets that each DAG writes. The DAGs
+    with the fewest assets in between come first.
     """
     late, waiting, reached = {asset}, dict[str, set[str]](), [asset]
     for uri in reached:  # The loop appends to this list, and also visits what it has appended.

@@ -30,7 +30,7 @@ def make_locked_folder(parent: str, prefix: str) -> tuple[Path, int]:
 
 
 def lock_folder(folder: Path | str, above: int | None = None) -> int | None:
-    """Lock a folder, and return the lock's descriptor, which child programs don't inherit; None if locked or gone."""
+    """Lock a folder. Return the lock's descriptor; None if another process has the lock, or the folder is gone."""
     descriptor, held = -1, False
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=above)

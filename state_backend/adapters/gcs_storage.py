@@ -102,9 +102,9 @@ def receive(response: requests.Response, at_most: int, until_s: float, *, decode
 
 
 def open_client(emulator: str | None, credentials: Credentials | None) -> Client:
-    """Return a client, whose session threads may share, as Google's own transfer manager does.
+    """Return a client. Threads may share the client's session, as they do in Google's own transfer manager.
 
-    Without `credentials`, it has the default credentials; at an emulator, it is anonymous.
+    If `credentials` is None, the client uses the default credentials; with an `emulator`, a test server's URL, none.
     """
     session = Session(credentials or _identity(emulator))
     session.mount("https://", adapter := HTTPAdapter(pool_maxsize=32))
@@ -387,7 +387,7 @@ class _Session:
         """Do nothing: the server deletes a session that is never completed."""
 
     def _push(self, total: str, headers: dict[str, str], timeout_s: float) -> dict[str, Any] | None:
-        """Send the bytes that the server lacks. Return the stored file; None if the server waits for more bytes."""
+        """Send the bytes that the server lacks. Return the stored file's metadata; None if the file is not complete."""
         end, has = self._at + len(self._data), self._at
         if self._tried:
             made, has = self._ask(b"", f"bytes */{total}", headers, timeout_s)
@@ -406,7 +406,7 @@ class _Session:
     def _ask(
         self, body: bytes, content_range: str, headers: dict[str, str], timeout_s: float
     ) -> tuple[dict[str, Any] | None, int]:
-        """Send bytes, and return the stored file (None if bytes are missing) and how many bytes the server has."""
+        """Send bytes. Return (the stored file's metadata or None if bytes are missing, bytes that the server has)."""
         response = self._cloud._client()._http.put(
             self._url, data=body, headers={**headers, "Content-Range": content_range}, timeout=timeout_s,
             allow_redirects=False,

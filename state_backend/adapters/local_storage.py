@@ -85,7 +85,8 @@ _UNCONFIRMED = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT)
 def os_errors(doing: str, *, may_be_absent: bool = True, advice: Mapping[int, str] | None = None) -> Iterator[None]:
     """Turn an OSError in the block into an error of the storage port.
 
-    A missing file or folder raises `NotFound`; if `may_be_absent` is false, it raises `StorageUnavailable`.
+    A missing file or folder raises `NotFound`; if `may_be_absent` is false, it raises `StorageUnavailable`. `doing` and
+    `advice`, by error number, are parts of the message.
     """
     try:
         yield
@@ -138,7 +139,7 @@ def verify_chunks(chunks: Iterable[bytes], handle: Handle, *, url: str) -> Itera
 def write_verified(
     chunks: Iterable[bytes], handle: Handle, destination: Path, *, url: str, room_bytes: int = 0
 ) -> None:
-    """Write the bytes of a file to a local path. The path appears only if the bytes match the handle."""
+    """Write bytes to `destination`, which appears only if they match `handle`. `room_bytes`: disk space to allocate."""
     temp = destination.with_name(f".{uuid4().hex}.part")
     with os_errors(f"download {handle.path!r} of {url} to {destination}", may_be_absent=False, advice=_HERE):
         make_folder(destination.parent)
@@ -341,7 +342,7 @@ class LocalStorage:
 
     @contextmanager
     def _written(self, path: str, chunks: Iterable[bytes], doing: str) -> Iterator[tuple[int, str, Handle]]:
-        """Write and sync a temp file, which the caller links or renames to `path` in its block."""
+        """Write and sync a temp file. Yield (its folder's descriptor, its name, the handle for `path`) for a rename."""
         with os_errors(doing, may_be_absent=False), self._root.folder(TEMP_FOLDER, make=True) as temps:
             if not self._leftovers_removed:
                 self._leftovers_removed = True
@@ -381,7 +382,7 @@ def _temp_name(temps: int) -> Iterator[str]:
 
 
 def _publish(step: Callable[[], object], folder: int, doing: str) -> None:
-    """Do the step that makes a file visible, and sync its folder."""
+    """Call `step`, which makes a file visible, and sync its folder. In doubt about success, raise `UnknownOutcome`."""
     try:
         step()
     except OSError as error:
@@ -409,7 +410,9 @@ def _remove_leftovers(temps: int, min_age_s: float) -> None:
 
 
 def _walk(root: DiskRoot, folder: str, start: str, behind_link: bool | None, *, far: bool = True) -> Iterator[FileInfo]:
-    """Yield the files below a folder, sorted by path. `far`: enter subfolders of folders behind a symbolic link too.
+    """Yield the files below `folder`, sorted by path: only those whose names in `folder` begin with `start`.
+
+    `behind_link`: True if a symbolic link leads to `folder`; None: find out. `far`: enter subfolders behind a link too.
 
     Symbolic links are followed, except links without a target, links to themselves, and links to a folder above.
     """
@@ -447,7 +450,7 @@ def _walk(root: DiskRoot, folder: str, start: str, behind_link: bool | None, *, 
 
 
 def _is_folder(here: Path, entry: os.DirEntry[str]) -> bool:
-    """Return True for a folder that a listing may enter. In a link to a folder above, it would never end."""
+    """Return True if a listing may enter `entry`: a folder, but no link to a folder above (an endless listing)."""
     if not entry.is_symlink():
         return entry.is_dir()
     try:

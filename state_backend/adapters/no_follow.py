@@ -44,7 +44,7 @@ def open_below(above: int, name: str, path: str) -> int:
 
 
 def open_lock(above: int, name: str, path: str) -> int:
-    """Open a lock file in an open folder, and create it if it is missing."""
+    """Open the lock file `name` in the open folder `above`, or create it. `path` names it in errors."""
     try:
         return os.open(name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666, dir_fd=above)
     except OSError as error:
@@ -76,7 +76,7 @@ def closing(descriptor: int) -> Iterator[int]:
 
 
 def remove_tree(above: int, name: str) -> None:
-    """Delete a folder with everything in it. Links are deleted themselves, never the files behind them.
+    """Delete `name` in the open folder `above`, with all that is in it. Links are deleted, not the files behind them.
 
     Files that can't be deleted stay, without an error.
     """
@@ -89,7 +89,7 @@ def remove_tree(above: int, name: str) -> None:
 
 
 def remove_empty_folders(above: int, name: str) -> None:
-    """Delete a folder and all folders below it, except those that hold a file at any depth."""
+    """Delete the folder `name` in the open folder `above`, and all folders in it, unless they hold a file somewhere."""
     for _, names, _, folder in os.fwalk(name, topdown=False, dir_fd=above):
         for empty in names:
             with suppress(OSError):

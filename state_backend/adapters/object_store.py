@@ -192,18 +192,18 @@ class Cloud(ABC):
 
     @abstractmethod
     def page(self, start: str, token: str | None, timeout_s: float, *, delimiter: str = "", limit: int = 0) -> Page:
-        """Return one page of a listing: objects, or folders if there is a delimiter. `limit`: the most; 0: no limit."""
+        """Return one page of a listing of `start`; with a delimiter, of its folders too. `limit`: the most; 0: any."""
 
     @abstractmethod
     def put(self, handle: Handle, data: bytes, nonce: str, generation: int, timeout_s: float) -> Found | None:
-        """Write a file if it has this generation (0: if it is absent). Return what is stored; None if unknown."""
+        """Write a file if it has this generation (0: is absent). Return what the server stored; None if unknown."""
 
     @abstractmethod
     def begin(self, path: str, nonce: str, generation: int, timeout_s: float) -> Upload: ...
 
     @abstractmethod
     def copy(self, source: Self, found: Found, handle: Handle, write: Write, doing: str) -> Found | None:
-        """Let the server copy a file, by several requests through `send`."""
+        """Let the server copy the file `found` of `source` to `handle.path`, by several requests through `send`."""
 
     @abstractmethod
     def remove(self, path: str, generation: int, timeout_s: float) -> None: ...
@@ -428,7 +428,7 @@ def _write(cloud: Cloud, path: str, chunks: Iterable[bytes], generation: int, do
 
 
 def pieces_of(chunks: Iterable[bytes], part_bytes: Callable[[int], int]) -> Iterator[tuple[bytes, bool]]:
-    """Yield the bytes in pieces for the parts of an upload, at least one piece. True marks the last piece."""
+    """Yield (bytes, True if they are the last) for each part of an upload. `part_bytes(n)`: the size of part n."""
     waiting, number = bytearray(), 0
     for chunk in chunks:
         waiting += chunk

@@ -38,7 +38,7 @@ def open_storage(url: str, *, credentials: Mapping[str, str] | None = None) -> S
 
 
 def remove_all(url: str, *, dry_run: bool = False) -> tuple[int, int]:
-    """Delete all files below a URL, and on a local disk the folders too.
+    """Delete all files below a URL, and on a local disk the folders too. Return (number of files, bytes).
 
     A symbolic link is deleted itself. Files behind a link are neither deleted nor counted.
     """
@@ -55,7 +55,7 @@ def remove_all(url: str, *, dry_run: bool = False) -> tuple[int, int]:
 
 
 def remove_empty(url: str, *, up_to: str) -> None:
-    """Delete empty folders of a local storage, unless a file exists below the URL. Object stores have no folders."""
+    """If no file exists below a URL of a local disk, delete its folder, and empty folders above it up to `up_to`."""
     storage, last = open_storage(url), open_storage(up_to)
     if isinstance(storage, LocalStorage) and isinstance(last, LocalStorage):
         storage.remove_empty(last)
@@ -80,7 +80,7 @@ def list_own(storage: Storage) -> list[FileInfo]:
 
 
 def check_outside(folder: str, to: str, what: str) -> None:
-    """Raise `UsageError` if a new folder lies inside the folder of a pipeline or savepoint.
+    """Raise `UsageError` if the new folder `to`, for `what`, lies inside `folder`, that of a pipeline or savepoint.
 
     The new folder would be deleted with the pipeline, and `cairn sweep` would report its files as unknown.
     """

@@ -176,8 +176,7 @@ class SortedRun:
 class Stride:
     """The number of entries to read at once so that they have about `size_bytes`.
 
-    The size of an entry is unknown before it is read. So the number begins at 4 and follows the sizes of the entries
-    read last.
+    Sizes are unknown before a read. So the number begins at 4 and follows the sizes of the entries read last.
     """
 
     __slots__ = ("_most", "_size_bytes", "rows")
@@ -269,7 +268,7 @@ class RocksStore:
     def write_columns(
         self, keys: Sequence[bytes], values: Sequence[bytes | None], deletions: int | None = None
     ) -> None:
-        """Write one value for each key as one atomic batch. The value None deletes the key."""
+        """Write `values[i]` under `keys[i]` in one atomic batch. The value None deletes the key."""
         batch = rocksdict.WriteBatch(raw_mode=True)
         if deletions is None:
             deletions = values.count(None)
@@ -360,7 +359,7 @@ class RocksStore:
         return last if last is not None and last >= start else None
 
     def read_wanted(self, wanted: Sequence[bytes], most_bytes: int = sys.maxsize) -> list[bytes | None]:
-        """Return values (None: absent) of ascending keys up to `most_bytes`. One scan: fast if most keys are wanted."""
+        """Return the values (None: absent) of ascending keys, up to `most_bytes`, by one scan from the first key on."""
         entries: list[bytes | None] = []
         if not wanted:
             return entries
@@ -462,7 +461,7 @@ class RocksStore:
                 destination._db.ingest_external_file(files, moved)
 
     def sorted_runs(self, *, flushed: bool = True) -> list[SortedRun]:
-        """Wait for running compactions, which change the files, and return the sorted runs, newest first."""
+        """Wait for compactions that run, and return the sorted runs, newest first. `flushed`: flush memory first."""
         runs = []
         with self._reading:
             if flushed:
@@ -579,8 +578,8 @@ class RocksStore:
     def refresh(self) -> None:
         """Open a captured store again if it would otherwise differ from one that was restored from the capture.
 
-        That is so if merges have changed its options, or its MANIFEST has grown: each flush appends to the MANIFEST, of
-        which every checkpoint holds a copy. RocksDB writes a new, short MANIFEST when the store is opened.
+        The stores differ if merges have changed this store's options, or if its MANIFEST has grown: each flush appends
+        to it, and every checkpoint copies it. RocksDB writes a new, short MANIFEST when a store is opened.
         """
         folder = self._metadata.folder if self._metadata is not None else self.directory
         if self._changed_options or (folder / _manifest_in(folder)).stat().st_size > _MANIFEST_BYTES:
@@ -633,7 +632,7 @@ def _table_properties(db: Rdict, level: str) -> dict[str, int]:
 
 
 def _before(end: bytes | None) -> rocksdict.ReadOptions:
-    """Return options for an iterator that ends before `end`. They own the bound: keep them as long as the iterator."""
+    """Return options for an iterator that ends before `end`. Keep them as long as the iterator: they own its bound."""
     read = rocksdict.ReadOptions()
     if end is not None:
         read.set_iterate_upper_bound(end)

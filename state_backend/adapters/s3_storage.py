@@ -252,8 +252,7 @@ class S3Cloud(Cloud):
     def before_write(self, doing: str) -> None:
         """Raise `UsageError` if the server ignores preconditions. Amazon's own endpoints are not tested.
 
-        The requests create a file twice, then replace and delete the file with a wrong ETag. The server must refuse all
-        but the first.
+        A test creates a file twice, then replaces and deletes it with a wrong ETag: only the first may succeed.
         """
         endpoint = send(self, doing, lambda _: self._clients.of_this_process().meta.endpoint_url)
         if endpoint.endswith((".amazonaws.com", ".amazonaws.com.cn")) or (endpoint, self.bucket) in _conditional:

@@ -17,7 +17,7 @@ from state_backend.values.records import ForgottenKey, Record, Tombstone
 
 
 def followed_without(root: str, log: Log, keys: Collection[bytes]) -> tuple[Followed, ...]:
-    """Return the upstreams of a pipeline, as its record names them once `keys` are erased from it and its output.
+    """Return a pipeline's upstreams for the record of a `cairn erase`, which removes `keys` from state and output.
 
     An upstream's erasure of the same keys makes no result stale if the upstream has the same key columns and each
     result read the upstream's rows as they are. `Followed.erased` lists such erasures.
@@ -49,7 +49,7 @@ def _without_effect(root: str, log: Log, upstream: Node, at: tuple[str, str], ke
 def _keys_of(log: Log, checkpoint_id: int) -> list[ForgottenKey]:
     """Return the keys that a commit of `cairn erase` removed. If it is dropped, also those of later such commits.
 
-    They are needed because the log names a key that was erased again only with the later commit.
+    The later ones are needed because the log names a key that was erased twice only with the later commit.
     """
     entry = log.entries[checkpoint_id]
     if isinstance(entry, Record) and entry.content.forget is not None:

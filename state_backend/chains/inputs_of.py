@@ -31,7 +31,7 @@ class Piece:
 
 
 def span_within(log: Log, edge: Edge, anchor: Interval) -> Interval:
-    """Return the span that an edge reads of an upstream for `anchor`. Rows from before its start are not read."""
+    """Return the span of time of an upstream (whose log is `log`) that an edge reads for the interval `anchor`."""
     start = from_ms(log.newest.content.pipeline_start_ms) if log.newest is not None else anchor.start
     if edge.reads == "state" or (edge.mapping == "within" and anchor.start >= start):
         return anchor
@@ -39,7 +39,7 @@ def span_within(log: Log, edge: Edge, anchor: Interval) -> Interval:
 
 
 def commits_in(log: Log, edge: Edge, span: Interval) -> dict[Interval, int]:
-    """Return intervals of a span with the ids of their commits. If the edge reads state: only the one at the end."""
+    """Return the upstream's intervals in a span, with their commits. Of a state, return only that at the span's end."""
     if edge.reads != "state":
         return dict(log.outputs_near(span))
     last = Interval(span.end - timedelta(milliseconds=1), span.end)

@@ -43,7 +43,8 @@ class Verdict:
     """Why the result of an interval may not be used as it is.
 
     Attributes:
-        kind: `unknown`: the records have no digests to compare. `unreadable`: an upstream's log can't be read.
+        kind: `stale`: an input has changed. `pending`: an input is missing or itself out of date. `unknown`: the
+            records have no digests to compare. `unreadable`: an upstream's log can't be read.
         cause: The interval directly behind this verdict, whose own verdict leads on towards the first cause.
     """
 
@@ -169,7 +170,7 @@ def reached(node: Node) -> datetime:
 def find_problem(
     node: Node, edge: Edge, span: Interval, commits: Mapping[Interval, int], judged: Mapping[Interval, Verdict]
 ) -> tuple[Interval, str] | None:
-    """Return the first part of an upstream that can't be read as it is, and why; None if all of it can be read."""
+    """Return the first interval of `span` of an upstream that can't be read now, and why; None if all can be read."""
     if edge.reads == "state":
         newest = node.log.newest
         if not commits and (newest is None or span.end > from_ms(newest.content.pipeline_start_ms)):
@@ -213,7 +214,7 @@ class Chains:
     _met_itself: bool = False
 
     def node(self, root: str, pipeline: str, log: Log | None = None) -> Node:
-        """Return the node of a pipeline. If its log can't be read, raise the same error at each call."""
+        """Return a pipeline's log and results as a `Node`. If its log is damaged, each call raises the same error."""
         at = root.rstrip("/"), pipeline
         if at not in self._nodes:
             try:
@@ -233,7 +234,7 @@ class Chains:
         return self._logs[at]
 
     def judged(self, root: str, pipeline: str, log: Log | None = None) -> Mapping[Interval, Verdict]:
-        """Return the verdicts about the current results of a pipeline; fresh ones have none.
+        """Return the verdicts about those current results of a pipeline that are out of date, by interval.
 
         A result that the pipeline's own log calls stale or quarantined has no verdict for that alone.
         """
@@ -426,7 +427,10 @@ def _is_there(log: Log, read: InputRead) -> bool:
 def _judge_parts(
     node: Node, read: InputRead, there: Mapping[Interval, int], *, known_until: int, erased: set[Interval]
 ) -> tuple[Verdict, Interval] | None:
-    """Return a verdict about what differs from the reading, and the first such interval; None if nothing differs."""
+    """Return a verdict about what changed since the reading, and the first changed interval; None for no change.
+
+    `there`: The upstream's intervals in the span read, and their commits now. `erased`: Those with erased rows.
+    """
     edge, count = read.edge, sum(part.intervals for part in read.parts)
     if len(there) == count and all(n <= known_until and i not in erased for i, n in there.items()):
         return None

@@ -156,7 +156,7 @@ def _not_ready(reader: Reader, edge: Edge, root: str, span: Interval, why: str, 
 
 
 def _head_for(log: Log, commits: Mapping[Interval, int]) -> int:
-    """Return the newest id, or an id below that of a `cairn erase` that must still exchange output of `commits`."""
+    """Return the log's newest id; if a `cairn erase` has yet to exchange output of `commits`, the id before it."""
     head = log.head_id
     for kept in log.kept:
         forget = log.whole(kept.id).content.forget if kept.kind == "forget" else None

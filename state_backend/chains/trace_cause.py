@@ -13,12 +13,12 @@ from state_backend.values.records import Record, Tombstone
 
 
 class Step(NamedTuple):
-    """One result on the way from the first cause to the asked result. No `span`: a pipeline that can't be read."""
+    """One result on the way from the first cause to the asked result."""
 
     pipeline: str
-    span: Interval | None
+    span: Interval | None  # the result's interval; None for a pipeline that can't be read
     why: str
-    checkpoint: int | None = None
+    checkpoint: int | None = None  # the checkpoint whose corrected result is the first cause; else None
 
 
 def trace_cause(chains: Chains, root: str, pipeline: str, interval: Interval) -> list[Step]:

@@ -78,8 +78,7 @@ def settle(storage: Storage, log: Log) -> None:
 def write_settled(storage: Storage, settled: Collection[Settled | AttemptEnd]) -> None:
     """Write those of the given files in `settled/` that do not exist yet.
 
-    If the storage's listings may be some seconds old, the function also adds the names to `settled/names/`
-    (`fresh_listing.py`).
+    If the storage's listings may be some seconds old, add the names to `settled/names/` too (`fresh_listing.py`).
     """
     noted: dict[str, set[str]] = {}
     for file in settled if lists_late(storage) else ():

@@ -25,8 +25,8 @@ class Begun:
     base: Record | None
     # The log as it was when the attempt began; None for a restore, which makes no output.
     log: Log | None = None
-    spelling: tuple[str, ...] = ()
-    returning: tuple[Returning, ...] = ()
+    spelling: tuple[str, ...] = ()  # names of all columns that the input has had
+    returning: tuple[Returning, ...] = ()  # forgotten keys that the attempt could bring back
 
 
 def begin(
@@ -38,9 +38,9 @@ def begin(
     schedule: Schedule | None = None,
     log: Log | None = None,
 ) -> Begun:
-    """Choose the checkpoint that an interval starts from.
+    """Choose the checkpoint that an interval starts from. Return it with what the attempt needs of the log.
 
-    `log`: The log as the caller has just read it. It may be a little old: the commit chooses the base again.
+    `log`: The log as the caller has just read it; None: read it. It may be old: the commit chooses the base again.
     """
     log = read_newest(at.storage) if log is None else log
     for tried in range(_READ_ROUNDS):

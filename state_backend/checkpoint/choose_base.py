@@ -37,8 +37,8 @@ def choose_base(
     """Return the retained checkpoint that the interval starts from; None for empty state.
 
     Cairn calls this three times with a newly read log: before Spark starts, so that an error costs little; at begin;
-    and at commit, since other attempts may have committed. `as_of`: the permissions forgive no overlap and no staleness
-    that a commit with a higher id has caused. None: they forgive all.
+    and at commit, since other attempts may have committed. `as_of`: The permissions forgive only the overlaps and the
+    staleness that commits up to this id have caused; None: those of all commits.
     """
     _check_start_and_output(log, pipeline, interval, permissions, pipeline_start_ms, as_of)
     if interval.start_ms == pipeline_start_ms:
@@ -108,10 +108,10 @@ def is_forgiven(stale_by: int | None, permissions: Permissions, as_of: int | Non
 def reproduces(log: Log, content: Content) -> int | None:
     """Return the id of the commit whose state the content reproduces; None if the content changes the state.
 
-    The content reproduces the newest commit of its interval if digest, watermarks and descriptors are equal, also to
-    those of the newest one that is not quarantined. A consolidation always reproduces its base. Content that replaces
-    output of overlapping intervals never counts as a reproduction: the checkpoints of those intervals must become
-    stale, since a part of their output is no longer current.
+    A consolidation always reproduces its base. The content of an interval reproduces the interval's newest commit if
+    both have the same digest, watermarks and descriptors. If that commit is quarantined, the newest commit that is not
+    must have the same ones too. Content that replaces output of overlapping intervals reproduces nothing: a part of
+    their output is no longer current, so their checkpoints must become stale.
     """
     if content.kind == "consolidate":
         return content.base_id
@@ -170,8 +170,7 @@ class Discarded:
 def discarded_by(log: Log, restored: Content) -> tuple[Discarded, ...]:
     """Return the checkpoints that the pipeline loses when `restored` becomes its state, by id.
 
-    These are the checkpoints that the restore makes stale, and the present checkpoint of the same interval if its state
-    differs.
+    These are the checkpoints that the restore makes stale, and that of the same interval if its state differs.
     """
     marked = stale_marks(log, restored, log.head_id + 1).keys()
     return tuple(
@@ -244,7 +243,7 @@ def _overlapping(log: Log, pipeline: str, interval: Interval, others: list[tuple
 def _gap(
     log: Log, pipeline: str, interval: Interval, points: list[datetime], start: datetime, schedule: Schedule | None
 ) -> tuple[str, Rerun | None]:
-    """Return the message about a gap, and the intervals that fill it.
+    """Return the message that no checkpoint ends where `interval` starts, and the intervals to run first.
 
     `points`: The interval ends of the checkpoints that an interval may start from, sorted. Ends of stale and
     quarantined checkpoints are left out, since a re-run from there would fail too.

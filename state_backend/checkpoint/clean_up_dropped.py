@@ -120,8 +120,7 @@ def leased_checkpoints(storage: Storage, log: Log) -> tuple[dict[int, Record], l
 def needed_by_retained(storage: Storage, log: Log) -> tuple[Needed, Log]:
     """Return the files that the retained checkpoints need, and the log that names these checkpoints.
 
-    If a manifest is missing because a newer commit dropped its checkpoint, the function reads the log again and returns
-    the newer log.
+    If a manifest is missing because a newer commit dropped its checkpoint, the log is read again. Return the newer log.
     """
     while True:
         try:
@@ -167,7 +166,7 @@ def _list_named(ref: ShardRef) -> Iterable[Handle]:
 
 
 def files_of(content: Content, storage: Storage, *, gone_before: bool = False) -> Iterable[Handle]:
-    """Yield a checkpoint's state files, manifests and outputs. `gone_before`: skip missing and damaged manifests."""
+    """Yield all files of a checkpoint: state, manifests, output. `gone_before`: skip missing and damaged manifests."""
     yield from _state_files(content, storage, gone_before=gone_before)
     yield from (o.handle for o in (*content.outputs, *rewritten_outputs(content)))
 

@@ -46,6 +46,7 @@ class CommitResult:
     id: int
     # Record of the checkpoint; None if retention has dropped the checkpoint since.
     record: Record | None
+    # "already": an earlier call committed the attempt. "adopted": another try's checkpoint serves as its result.
     outcome: Literal["committed", "already", "adopted"]
     # The log as this commit left it, for the publishing and the clean-up; None if the commit created no record.
     log: Log | None = None
@@ -53,8 +54,8 @@ class CommitResult:
     def created(self, checkpoint_id: int) -> bool:
         """Return True if this call of `commit` created the record, and the record has the id `checkpoint_id`.
 
-        Only then may an attempt be committed that was computed from this attempt's state and names this id as its base.
-        A record of another writer with this id is another base, even if it was adopted as this attempt's result.
+        The caller may have computed a next attempt from this attempt's state, on the base `checkpoint_id`. If False, it
+        must not commit the next attempt: another writer's record with this id, even an adopted one, is another base.
         """
         return self.outcome == "committed" and self.id == checkpoint_id
 
@@ -156,10 +157,9 @@ def _plan(
 ) -> Create | AlreadyCommitted | Adopted:
     """Decide the commit, so that retention keeps the newest validated checkpoint of each mode (`fast` and `full`).
 
-    The folder `validated/` has a file for each checkpoint and mode that passed. If the commit would drop at most
-    `_FEW_DROPPED` checkpoints, the function looks up their files in this folder by name. If no such file exists, the
-    commit drops no validated checkpoint, and the function need not list the folder. A listing costs as much as a dozen
-    look-ups.
+    The folder `validated/` has a file for each checkpoint and mode that passed. A listing of the folder costs as much
+    as a dozen look-ups. If the commit would drop at most `_FEW_DROPPED` checkpoints, the function looks up their files
+    by name, and lists the folder only if one exists.
     """
     held = _held_in_quarantine(storage, log, prepared.content, policy)
     decision = plan_commit(log, prepared, policy, held)
@@ -191,7 +191,7 @@ def _held_in_quarantine(storage: Storage, log: Log, content: Content, policy: Re
 
 
 def _find_validated(storage: Storage, there: Collection[str]) -> list[frozenset[int]]:
-    """Return, for each validation mode (`fast` and `full`), the ids of the checkpoints that passed."""
+    """Return the ids that passed validation, for each mode. `there`: paths of marks that a listing may miss."""
     listed = {*there, *(info.path for info in storage.list(paths.VALIDATED))}
     marks = [mark for path in listed if (mark := paths.validated_id(path))]
     return [frozenset(n for n, mode in marks if mode == one) for one in get_args(ValidationMode)]

@@ -20,9 +20,9 @@ from state_backend.values.records import OutputFile
 
 @frozen
 class CurrentOutput:
-    commits: Mapping[Interval, int]
+    commits: Mapping[Interval, int]  # ids of the commits that made the output
     files: Mapping[Interval, tuple[OutputFile, ...]]
-    spoilt: Mapping[Interval, str]
+    spoilt: Mapping[Interval, str]  # why a result is not valid
 
     def list_files(self, *, late: bool) -> list[OutputFile]:
         """Return the files of the output or of the late rows, in the order of their intervals."""

@@ -169,7 +169,7 @@ def _with_schemas(log: Log, record: Record) -> Record:
 
 
 def _fences(entry: Record | Tombstone, content: Content) -> bool:
-    """Return True if the commit `entry`, made since this attempt began, fences the attempt."""
+    """Return True if the commit `entry`, made since this attempt began, fences it: the attempt can't be committed."""
     interval, run = interval_of(entry), run_of(entry)
     if kind_of(entry) not in ("interval", "restore", "forget") or not interval.overlaps(content.interval):
         return False

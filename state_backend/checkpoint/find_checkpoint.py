@@ -17,7 +17,7 @@ logger = logging.getLogger("cairn")
 
 
 def find_checkpoint(at: Location, which: str | int | datetime) -> tuple[Log, Record]:
-    """Return the log and the record of the checkpoint `which`: an id, an interval's end, either as text, or "latest".
+    """Return the log and a checkpoint's record. `which`: "latest", or an id or the end of an interval, also as text.
 
     This reads the newest record and the checkpoint's record, but no record of another checkpoint.
     """

@@ -29,12 +29,12 @@ from state_backend.values.records import Content, Forget, Forgotten, ForgottenKe
 
 @frozen
 class Returning:
-    """A forgotten key that an attempt could bring back: by its input `rows`, its `base`, or both."""
+    """A forgotten key that an attempt could bring back."""
 
-    id: int
+    id: int  # the record that removed the key
     key: ForgottenKey
-    rows: bool
-    base: bool
+    rows: bool  # True: the attempt's input rows may have the key
+    base: bool  # True: the state of the attempt's base may have the key
 
 
 def key_hash(salt: str, encoded_key: bytes) -> str:
@@ -48,7 +48,10 @@ def is_key(forgotten: ForgottenKey, encoded_key: bytes) -> bool:
 
 
 def returning_keys(log: Log, start_ms: int | None, base_id: int | None) -> tuple[Returning, ...]:
-    """Return the forgotten keys that an attempt could bring back, from its base's state or from its input rows."""
+    """Return the forgotten keys that an attempt could bring back, from its input rows or from the state of its base.
+
+    `start_ms`: The start of its interval; None: it reads no rows. `base_id`: None for empty state.
+    """
     found = []
     for forgotten in log.summary.forgotten:
         rows = start_ms is not None and start_ms < forgotten.key.until_ms
@@ -59,7 +62,7 @@ def returning_keys(log: Log, start_ms: int | None, base_id: int | None) -> tuple
 
 
 def check_rerun(log: Log, pipeline: str, interval: Interval, base_id: int | None) -> None:
-    """Refuse an interval that could bring back a key that was forgotten with `cairn erase --on-rerun refuse`."""
+    """Raise `UsageError` if an interval could bring back a key that `cairn erase --on-rerun refuse` removed."""
     for key in returning_keys(log, interval.start_ms, base_id):
         if key.key.on_rerun == "refuse":
             raise UsageError(
@@ -71,8 +74,7 @@ def check_rerun(log: Log, pipeline: str, interval: Interval, base_id: int | None
 def check_not_tried(log: Log, pipeline: str, interval: Interval, base_id: int | None) -> None:
     """Refuse a trial that could bring a forgotten key back into the trial's own root.
 
-    A trial learns the forgotten keys from its base only, and only if the base was committed since the keys were
-    forgotten.
+    A trial learns of a forgotten key from its base only, and only if the base was committed since the key's removal.
     """
     for key in returning_keys(log, interval.start_ms, base_id):
         if base_id is None or key.base:

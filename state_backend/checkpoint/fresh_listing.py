@@ -37,8 +37,7 @@ _ROUNDS = 100
 def list_fresh(storage: Storage, folder: str) -> list[str]:
     """List the paths in a folder, including those that `settled/names/` holds.
 
-    `settled/names/` repeats names that a listing may miss (see the module). Files with these names may be deleted, or
-    not written yet.
+    `settled/names/` repeats names that a listing may miss. Their files may be deleted, or not written yet.
     """
     found = {info.path for info in storage.list(folder)}
     if lists_late(storage):

@@ -39,7 +39,7 @@ def results_of(log: Log, intervals: Sequence[Interval], pipeline_start: Interval
 
     The log says of a retained checkpoint whether it is stale, but not of a dropped one. A dropped checkpoint is stale
     if a later commit changed the state of an earlier or overlapping interval. So if a checkpoint was dropped, the
-    function reads the later commits of all intervals from the pipeline's start on.
+    function reads the later commits of all intervals from the start of `pipeline_start` on, the first interval.
     """
     if not intervals or not log.head_id:
         return {}
@@ -84,9 +84,9 @@ def spoilt_results(log: Log, outputs: Mapping[Interval, int]) -> dict[Interval, 
 
 
 def last_restore(log: Log, facts: Sequence[Fact]) -> Fact | None:
-    """Return the restore of the latest interval whose state no later commit has changed; None without one.
+    """Return the restore in `facts` whose state no later commit has changed; of several, that of the latest interval.
 
-    Retention may have dropped the restored checkpoint. The results that were computed from it still count.
+    None without one. Retention may have dropped it, but the results that were computed from it still count.
     """
     valid = {kept.id for kept in valid_states(log)}
 
@@ -147,10 +147,7 @@ def _makes_stale(commit: Record | Tombstone, interval: Interval) -> bool:
 
 
 def spoilt_by(results: dict[Interval, Result], record: Record) -> dict[Interval, Result]:
-    """Return `results`, with `spoilt` set for each result that the new commit `record` makes stale.
-
-    The result of `record` itself is not added.
-    """
+    """Return `results` with `spoilt` set where the new commit `record` makes a result stale. Its own is not added."""
     return {
         interval: replace(result, spoilt=f"checkpoint {record.id} made it stale")
         if result.spoilt is None and _makes_stale(record, interval)

@@ -49,7 +49,7 @@ _RENEWED = ", renewals: "
 
 
 def plan_leases(leases: Sequence[FileInfo], newest_record_ms: int) -> tuple[set[int], list[FileInfo]]:
-    """Return the ids of the checkpoints that leases protect, and the files of leases that have ended."""
+    """Return the ids of checkpoints with a lease, and the files of leases that ended before `newest_record_ms`."""
     held, ended = set(), []
     for info in leases:
         found = paths.leased_id(info.path)

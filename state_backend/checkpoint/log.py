@@ -48,7 +48,7 @@ class ById(NamedTuple):
 
     kept: dict[int, Kept]
     superseded: dict[int, tuple[int, ...]]
-    # The nearest ancestor that was quarantined when the newest record was written, or None. Others were not judged.
+    # The nearest quarantined one among the checkpoint and its ancestors, as of the newest record; None: there was none.
     refused: dict[int, int | None]
     # The lowest id that was quarantined since the newest record was written; without one, the next record's id.
     lowest_since: int
@@ -58,7 +58,7 @@ class ById(NamedTuple):
 class Log:
     entries: RecordReader
     quarantined: Mapping[int, Quarantine] = field(default_factory=dict)
-    hint: int = field(default=0, compare=False)
+    hint: int = field(default=0, compare=False)  # the id in HEAD.json when the log was read; 0 without one
 
     @property
     def head_id(self) -> int:
@@ -89,7 +89,7 @@ class Log:
 
     @property
     def kept(self) -> tuple[Kept, ...]:
-        """The properties of the retained checkpoints that planning needs, by id. The newest record contains them."""
+        """What planning needs of the retained checkpoints, ascending by id. The newest record contains it."""
         return self.summary.kept
 
     @cached_property
@@ -128,8 +128,7 @@ class Log:
     def abandoned_by(self, attempt: str) -> int | None:
         """Return the id of the record by which a sweep abandoned the attempt; None if no sweep abandoned it.
 
-        A sweep abandons an attempt that it takes for dead. Once the sweep's record exists, the attempt can't be
-        committed.
+        A sweep abandons an attempt that it takes for dead. Then the attempt can't be committed any more.
         """
         entry = self._end_of(attempt)
         return entry.id if isinstance(entry, SweepRecord) else None
@@ -197,8 +196,7 @@ class Log:
     def current_outputs(self, within: Interval | None = None) -> dict[Interval, tuple[int, tuple[OutputFile, ...]]]:
         """Return the current output of each interval: the id of its commit, and the files.
 
-        `within`: Only of intervals that lie wholly within this span. One file is read for each interval whose commit is
-        dropped.
+        `within`: Only of intervals that lie wholly within this span. For each dropped commit, one file is read.
         """
         facts = [f for f in last_facts(self.facts(within)) if f.kind == "interval"]
         if within is not None:
@@ -266,7 +264,7 @@ class Log:
         )
 
     def quarantine_above(self, checkpoint_id: int) -> int | None:
-        """Return the nearest quarantined checkpoint among this checkpoint and its ancestors, or None.
+        """Return the id of the nearest quarantined one among this checkpoint and its ancestors; None without one.
 
         The ancestors are the base, the base's base, and so on. They end at a commit with `allow_quarantined`.
         """
@@ -474,7 +472,7 @@ _READ_ROUNDS = 10
 
 
 def read_log(storage: Storage, before: Log | None = None) -> Log:
-    """Read the newest record and the checkpoints that it retains.
+    """Read the newest record and the checkpoints that it retains. `before`: an earlier log, whose records are reused.
 
     Other processes may commit and clean up during the read, so that a retained checkpoint is a tombstone already. The
     function then reads again, until the newest record and the checkpoints fit together.
@@ -497,10 +495,10 @@ def read_log(storage: Storage, before: Log | None = None) -> Log:
 
 
 def read_newest(storage: Storage, before: Log | None = None) -> Log:
-    """Read the newest record, but not the records of the other retained checkpoints.
+    """Read the newest record only. `before`: an earlier log, whose records are reused.
 
-    `Log.kept` has most facts about these checkpoints. `Log.whole` reads a record when a caller asks for it. If a commit
-    has dropped the checkpoint since, `Log.whole` raises `CorruptRecord`; the caller should then call `read_on`.
+    `Log.kept` has most facts about retained checkpoints. `Log.whole` reads a record when a caller asks. If a commit has
+    dropped the checkpoint since, `Log.whole` raises `CorruptRecord`; the caller should then call `read_on`.
     """
     known = _still_needed(before) if before is not None else {}
     try:
@@ -544,10 +542,10 @@ def read_on(storage: Storage, log: Log) -> Log:
 
 
 def _read_once(storage: Storage, known: Mapping[int, Entry], start: int | None = None) -> Log:
-    """Find and read the newest record, and read the quarantine marks.
+    """Find and read the newest record, and read the quarantine marks. `known`: entries that are not read again.
 
-    `HEAD.json` in the pipeline's folder holds the id of a recent record. The search begins there and tries the
-    following ids one by one. Without the file, the log is listed.
+    The search tries ids one by one, from the highest one in `known` if `start` is given, else from that in `HEAD.json`.
+    Without this file, the log is listed. `start`: The id in `HEAD.json`, if the caller knows it.
     """
     hint = start or _read_hint(storage)
     probe, head_id = RecordReader(storage, 0, known), max(known, default=0) if start else hint or _last_listed(storage)

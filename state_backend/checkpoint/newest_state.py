@@ -36,7 +36,7 @@ def superseded_by(new: Record, older: Iterable[Kept]) -> list[Kept]:
 
 
 def valid_states(log: Log, new: Record | None = None, marks: Mapping[int, int] | None = None) -> tuple[Kept, ...]:
-    """Return the valid checkpoints, by id; with `new`, those after this commit, which makes those in `marks` stale."""
+    """Return the valid checkpoints, by id; with `new`, as after this commit, which makes the ids in `marks` stale."""
     stale = {n for n, retained in log.retained.items() if retained.stale_by is not None} | {*(marks or ())}
     old = [
         k for k in log.kept if k.id not in stale and log.quarantine_above(k.id) is None and not is_superseded(log, k)
@@ -58,7 +58,10 @@ def newest_state(log: Log) -> Kept | None:
 
 
 def checkpoint_named(log: Log, which: str | int | datetime) -> int | None:
-    """Return the id of the retained checkpoint that a name means; None if there is none."""
+    """Return the id of the retained checkpoint that `which` names; None if there is none.
+
+    An id names its checkpoint. "latest" names the newest state, a datetime the newest valid checkpoint of that end.
+    """
     if isinstance(which, int):
         return which if which in log.retained else None
     if not isinstance(which, datetime) and which != "latest":
@@ -68,7 +71,7 @@ def checkpoint_named(log: Log, which: str | int | datetime) -> int | None:
 
 
 def overtaken(log: Log, newest: Kept | Record) -> str | None:
-    """Return a sentence about the invalid checkpoints of later intervals; None if no interval is later."""
+    """Return a sentence: why the checkpoints of intervals later than that of `newest` are not valid; None: none."""
     end = interval_of(newest).end
     later = [kept for kept in log.kept if kept.interval.end > end]
     if not later:
@@ -81,7 +84,7 @@ def overtaken(log: Log, newest: Kept | Record) -> str | None:
 
 
 def no_checkpoint(log: Log, pipeline: str, which: str | int | datetime) -> NoSuchCheckpoint:
-    """Return the error for a name that means no checkpoint. It lists the valid checkpoints."""
+    """Return the error for a name, `which`, that fits no usable checkpoint. The message lists the valid checkpoints."""
     text = f"pipeline {pipeline!r} has no usable checkpoint {which}"
     if isinstance(which, int):
         text += ": its state is dropped" if isinstance(log.entry(which), Tombstone) else ""
@@ -93,7 +96,7 @@ def no_checkpoint(log: Log, pipeline: str, which: str | int | datetime) -> NoSuc
 
 
 def told(states: Collection[Kept]) -> str:
-    """Return a sentence that names the last of the valid checkpoints, with the ends of their intervals."""
+    """Return a sentence with the ids and interval ends of the last ten of `states`, the valid checkpoints."""
     last = sorted(states, key=lambda kept: (kept.interval.end, kept.id))[-_NAMED:]
     listed = ", ".join(f"{k.id} (to {format_instant(k.interval.end)})" for k in last)
     if len(states) > len(last):

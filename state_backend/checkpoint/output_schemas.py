@@ -44,7 +44,7 @@ def newest_output(log: Log, *, late: bool = False) -> OutputFile | None:
 
 
 def schema_of(file: OutputFile, recorded: tuple[dict[str, Any], ...]) -> StructType | None:
-    """Return the schema of an output file by its number; None if its record names none."""
+    """Return the schema of an output file: that with its number in `recorded`; None if the file has no number."""
     if file.schema_version is None:
         return None
     if not 1 <= file.schema_version <= len(recorded):

@@ -35,8 +35,7 @@ def with_retention(log: Log, content: Content) -> Content:
 def with_schedule(log: Log, content: Content) -> Content:
     """Return the content with the schedule that applies from its commit on, chosen as in `with_retention`.
 
-    An interval brings the schedule of its code or DAG. Without one, and at any other commit, the newest record's
-    schedule stays.
+    An interval brings the schedule of its code or DAG. In all other cases, the newest record's schedule stays.
     """
     own = content.schedule
     chosen = own or log.schedule if content.kind == "interval" else log.schedule or own
@@ -51,11 +50,11 @@ def plan_retention(
     protected: frozenset[int] = frozenset(),
     validated: Sequence[frozenset[int]] = (),
 ) -> tuple[Retained, ...]:
-    """Return the checkpoints that are retained once `new` is committed, with their stale marks.
+    """Return the checkpoints that are retained once `new` is committed and has made those in `marks` stale.
 
     These checkpoints are always retained: `new`; the newest state, so that a re-run of an old day does not cost today's
-    state; the checkpoint of the latest interval, stale or not; the newest validated state of each mode; and the ids in
-    `protected`. The policy chooses among the other checkpoints that are not quarantined.
+    state; the checkpoint of the latest interval, stale or not; for each set in `validated` (the ids that passed in one
+    mode), the newest state in it; and the ids in `protected`. The policy chooses among the others without quarantine.
 
     Quarantined checkpoints and their descendants do not count for the policy, and are dropped if not protected
     (`held_in_quarantine`). A consolidated checkpoint's base is dropped one commit later than the consolidation, because
@@ -84,8 +83,9 @@ def held_in_quarantine(
 ) -> frozenset[int]:
     """Return the quarantined checkpoints, and their bases, that a commit must still retain.
 
-    A person may look at a quarantined checkpoint and compare it with its base, or release it. It is held until the
-    person releases or drops it, or until the days of the policy have passed. Its base may be quarantined too.
+    A person may compare a quarantined checkpoint with its base, or release it. The commit retains it until the person
+    releases or drops it, or until the days of the policy have passed. `since_ms`: When each quarantine began. An
+    unknown time (None) counts as now.
     """
     days_ms = quarantined_days(policy) * 86_400_000
     held = set()

@@ -163,7 +163,11 @@ def prepare(
     base: Sequence[ShardRef] = (),
     first_task: int = 0,
 ) -> Prepared:
-    """Write `prepared.json` for an attempt, and the manifest files that do not fit into a record."""
+    """Write an attempt's `prepared.json`: `made`, completed from the acks. Write manifests that don't fit in as files.
+
+    `h0`: The highest id in the log at the attempt's begin. `base`: The base's references to its shards, for those that
+    did not change. `first_task`: The task number in the names of new manifest files.
+    """
     check_whole([ack.summary.key_groups for ack in acks], made.max_parallelism)
     outputs = tuple(file for ack in acks for file in ack.outputs)
     content = replace(

@@ -34,7 +34,7 @@ class _HookRaised(Exception):
 
 @frozen
 class ReplacedOutput(Record):
-    """The record of a commit that replaced another interval's output, with that interval and without output files."""
+    """What a sink gets for replaced output: the replacing commit's record, with the old interval and without files."""
 
 
 def publish(
@@ -54,10 +54,11 @@ def publish(
 
     If a commit of an overlapping interval replaced an interval's output, the rows must leave the sink. The hook
     then gets a copy of that commit's record with the replaced interval and without files. By default these calls
-    come first, so a sink that replaces only the rows of the call's interval never has the same rows twice.
+    come first, so a sink that replaces only the rows of the call's interval never has the same rows twice; with
+    `replaced_last`, they come last.
 
-    `after`: The log as the caller's own commit left it. If another process has committed since, that process
-    publishes its own output, and the log is read again after each call of the hook.
+    `after`: The log as the caller's own commit left it. If another process has committed since, that process publishes
+    its own output. `only`: The starts of the intervals to publish; None: all. `code`: module:NAME for printed commands.
     """
     log = after or read_newest(at.storage)
     published: list[tuple[Interval, int]] = []
@@ -89,7 +90,7 @@ def unpublished(at: Location) -> list[tuple[Interval, int]]:
 
 
 def record_to_publish(storage: Storage, interval: Interval, checkpoint_id: int) -> Record | None:
-    """Return the record of an output that waits for its sink; None if a later commit has replaced it."""
+    """Return the record for the sink of an interval's output, if that output still waits to be published; else None."""
     waiting = {(u.interval, u.id) for u in read_newest(storage).summary.unpublished}
     entry = RecordReader(storage, checkpoint_id).fresh(checkpoint_id)
     return as_published(entry, interval) if isinstance(entry, Record) and (interval, checkpoint_id) in waiting else None

@@ -47,7 +47,7 @@ def plan_consequences(log: Log, refused: int) -> Consequences:
 
 
 def computed_without(log: Log, checkpoint_id: int) -> int | None:
-    """Return a usable checkpoint that would rest on replaced state if this checkpoint were released; None without one.
+    """Return the id of a usable checkpoint whose state would be wrong after a release of this one; None without one.
 
     Example: interval 3 has checkpoints 3 and 7, which differ. Checkpoint 7 is quarantined, so checkpoint 3 counts
     again, and interval 4 starts from it: checkpoint 8. After a release, checkpoint 7 replaces checkpoint 3 again. But
@@ -67,9 +67,10 @@ def computed_without(log: Log, checkpoint_id: int) -> int | None:
 
 
 def hidden_by_release(log: Log, checkpoint_id: int) -> int | None:
-    """Return the usable checkpoint that a release of a dropped checkpoint would replace; None without one.
+    """Return the id of the checkpoint that a release of this dropped checkpoint would put out of use; None without one.
 
-    The files of the dropped checkpoint are gone. So the next interval could start from neither of the two.
+    While a checkpoint is quarantined, an older one of its interval counts instead. After a release, the older one no
+    longer counts. If retention has dropped the released one meanwhile, the next interval could start from neither.
     """
     if checkpoint_id in log.retained or (found := _find_released(log, checkpoint_id)) is None:
         return None
@@ -79,7 +80,7 @@ def hidden_by_release(log: Log, checkpoint_id: int) -> int | None:
 
 
 def _find_released(log: Log, checkpoint_id: int) -> tuple[Log, Interval] | None:
-    """Return (log after a release, checkpoint's interval); None if a usable commit has replaced the checkpoint."""
+    """Return (the log without the checkpoint's quarantine, its interval); None if a later usable commit replaced it."""
     entry = log.entry(checkpoint_id)
     if entry is None or isinstance(entry, SweepRecord):
         return None

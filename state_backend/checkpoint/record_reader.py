@@ -202,7 +202,7 @@ class RecordReader(Mapping[int, Entry]):
         return self._ends[attempt]
 
     def all_ended(self, asked: Collection[str]) -> set[str]:
-        """Return the attempts with a file in `settled/attempts/`. Where listings may be old, also look up `asked`."""
+        """Return the attempts with a file in `settled/attempts/`. If a listing may be old, look up those in `asked`."""
         found = {paths.ended_attempt(info.path) for info in self.storage.list(paths.SETTLED_ATTEMPTS)} - {None}
         if lists_late(self.storage):
             unknown = sorted({*asked} - found)

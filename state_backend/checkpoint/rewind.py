@@ -72,13 +72,13 @@ from state_backend.values.records import (
 
 @frozen
 class RewindPlan:
-    target: Record
+    target: Record  # of the checkpoint to go back to
     discards: tuple[Discarded, ...]
     # All intervals that were ever committed after the target's end, also those that retention has dropped since; None
     # if there are no such intervals. Their output stays current until they are run again, except for that in
     # `retracts`.
     rerun: Rerun | None
-    retracts: tuple[Interval, ...] = ()
+    retracts: tuple[Interval, ...] = ()  # intervals whose output readers no longer see after the rewind
 
     def __str__(self) -> str:
         """Return the plan as text. `cairn restore` shows it to the user, who must agree before the rewind."""
@@ -146,8 +146,7 @@ def committed_after(log: Log, end: datetime) -> Rerun | None:
     """Return the intervals to run again after a rewind to the state at `end`; None if no later interval was committed.
 
     The result extends from `end` to the last interval that was ever committed, and includes intervals whose checkpoints
-    retention has dropped. If a user ran only the intervals of retained checkpoints again, the missing intervals between
-    them would be gaps.
+    retention has dropped: without them, the re-run would have gaps.
     """
     later = {f.interval for f in log.facts(None) if f.kind != "replaced" and f.interval.end > end}
     return Rerun(first=end, last=max(end, *(i.start for i in later))) if later else None
@@ -206,7 +205,7 @@ def rewind(
 
     The next interval then starts where the interval of `target` ends. Checkpoints of later intervals become stale. The
     rewind copies no file: the new record names the files of `target`. The caller publishes and cleans up as after any
-    commit.
+    commit. `agreed`: If another checkpoint than these would be discarded, raise `UsageError`; None: discard any.
     """
     begun = begun_before(at, attempt)
     if begun is None:
@@ -249,6 +248,7 @@ def fork(
     """Make a checkpoint or a native savepoint the state of another pipeline.
 
     The storage links or copies the files. The source stays unchanged, except for a lease during the copy.
+    `pipeline_start_ms`: None for the start of the forked pipeline.
     """
     if begun_before(into, attempt) is None:
         content, manifests, begun = _plan_fork(source, target, into, pipeline_start_ms, permissions)

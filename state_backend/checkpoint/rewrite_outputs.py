@@ -42,12 +42,12 @@ _ROUNDS = 20
 
 @frozen
 class OutputsWithout:
-    """Output that `cairn erase` rewrites. `unknown`: paths of files in which the key's columns can't be read."""
+    """Output that `cairn erase` rewrites."""
 
     rewritten: tuple[RewrittenOutput, ...]
-    files: int
-    rows: int
-    unknown: tuple[str, ...]
+    files: int  # files with rows of the keys
+    rows: int  # rows of the keys
+    unknown: tuple[str, ...]  # paths of files in which the key's columns can't be read
 
 
 def write_outputs_without(
@@ -55,7 +55,7 @@ def write_outputs_without(
 ) -> OutputsWithout:
     """Write a new file, without the rows of the forgotten keys, for each current output file that has such rows.
 
-    The function reads all current output, and deletes no file.
+    The function reads all current output, and deletes no file. With `attempt` None, it only counts, and writes nothing.
     """
     rewritten, files, rows, unknown = [], 0, 0, []
     for interval, (checkpoint_id, outputs) in sorted(log.current_outputs().items()):
@@ -82,7 +82,7 @@ def write_outputs_without(
 
 
 class _Filtered:
-    """Local copy of an output file without forgotten keys. `gone`: number of removed rows; None: keys not readable."""
+    """Local copy of an output file without the rows of `keys`. `gone`: number of these rows; None: no key columns."""
 
     def __init__(
         self, storage: Storage, output: OutputFile, keys: Collection[bytes], key_schema: StructType, work: Path

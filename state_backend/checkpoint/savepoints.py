@@ -99,11 +99,7 @@ def native_manifest(savepoint: Savepoint, shard: int, storage: Storage) -> Shard
 
 
 def read_claim(storage: Storage) -> Claim | None:
-    """Return which pipeline has claimed the savepoint in this folder (`claimed.json`); None if no pipeline has.
-
-    A restore with a claim takes over the savepoint: only its pipeline may restore and delete the savepoint from then
-    on.
-    """
+    """Return the claim by which one pipeline alone may restore and delete this savepoint; None without a claim."""
     try:
         data = storage.read(paths.CLAIM)
     except NotFound:

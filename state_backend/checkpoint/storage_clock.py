@@ -17,8 +17,7 @@ def storage_now_ms(storage: Storage, *, dry_run: bool = False) -> int:
     The function writes a file, reads the time that the storage gave the file, and deletes the file. If the process is
     killed in between, the next call deletes the file.
 
-    `dry_run`: If the file can't be written, return the time of the newest file instead of raising; that time is never
-    in the future.
+    `dry_run`: If the file can't be written, return the time of the newest file, an earlier time, instead of raising.
     """
     try:
         return _written_ms(storage)

@@ -17,7 +17,7 @@ from state_backend.values.records import Judged, Record, Summary, Superseded, Sw
 def next_summary(
     log: Log, new: Record | SweepRecord, *, published: Collection[Unpublished] = (), done: Collection[int] = ()
 ) -> Summary:
-    """Return the summary for the record `new`, whose other fields are final."""
+    """Return the summary of the record `new`. `published`: what the sink has got; `done`: ids that are cleaned up."""
     before, kept = log.summary, {r.id for r in new.retained}
     dropping = {n for n in before.dropping if n not in done} | (log.retained.keys() - kept)
     waiting = {u.interval: u.id for u in before.unpublished if u not in published}

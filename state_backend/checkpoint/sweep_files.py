@@ -73,9 +73,9 @@ _OF_LOG = ("record", "head", "clock", "settled", "attempt-end", "names", "quaran
 
 @frozen
 class SweepPlan:
-    abandon: tuple[str, ...]
+    abandon: tuple[str, ...]  # attempts
     delete: tuple[FileInfo, ...]
-    unknown: tuple[str, ...]
+    unknown: tuple[str, ...]  # paths of files that Cairn did not write
 
 
 @frozen
@@ -89,7 +89,7 @@ class SweepResult:
     deleted_bytes: int
     # The ids of the records that became tombstones.
     shrunk: tuple[int, ...]
-    rebuilt: tuple[str, ...] = ()
+    rebuilt: tuple[str, ...] = ()  # paths of lost files in `settled/` that were written again
 
 
 def sweep_all(request: Sweep, *, on_progress: Callable[[int, int], None] | None = None) -> dict[str, Any]:

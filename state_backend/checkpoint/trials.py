@@ -49,7 +49,7 @@ class Removed:
 
 
 def check_no_trial(root: str, doing: str) -> None:
-    """Raise `UsageError` if the root is a trial's root or lies below one, since trials are removed after a time."""
+    """Raise `UsageError` if `root` belongs to a trial, which is removed after a time. `doing`: for the message."""
     if (before := production_root(root)) != root:
         raise UsageError(
             f"{root} is the root of a trial, which is removed after a time. Not possible there: {doing}\n"

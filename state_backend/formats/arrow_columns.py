@@ -143,7 +143,10 @@ def _fits(found: pa.DataType, expected: DataType) -> bool:
 
 
 def checked_column(column: pa.Array | pa.ChunkedArray, field: Field, owner: str) -> pa.Array:
-    """Return the column in one piece, cast to the Arrow type of the field. A nested column keeps its type."""
+    """Return the column in one piece, cast to the field's Arrow type. A nested column keeps its own type.
+
+    Raise `StateTypeError` for a type or value that does not fit. `owner` begins the message.
+    """
     if isinstance(column, pa.ChunkedArray):
         column = column.combine_chunks()
     found, wanted = column.type, arrow_type(field.type)
@@ -230,7 +233,7 @@ def binary_views(column: pa.Array) -> tuple[npt.NDArray[np.int32], npt.NDArray[n
 
 
 def gather(raw: Array, positions: Array, dtype: np.dtype[Any]) -> Array:
-    """Return the values of type `dtype` that begin at the byte positions `positions` in `raw`."""
+    """Return an array with the value of type `dtype` at each byte position in `raw`, in the order of `positions`."""
     if not len(positions):
         return np.empty(0, dtype)
     everywhere = np.ndarray((len(raw) - dtype.itemsize + 1,), dtype, raw.data, 0, (1,))
@@ -339,7 +342,7 @@ def _pack(count: int, pieces: Sequence[Any]) -> pa.BinaryArray:
 
 
 def encode_each(column: pa.Array, field: Field, owner: str, encode: Callable[[Any], bytes]) -> pa.BinaryArray:
-    """Encode a column value by value, and return the results as a binary column."""
+    """Return a binary column: `encode(value)` for each value of the column. `owner` begins messages of errors."""
     try:
         return pa.array([encode(value) for value in python_values(column, field.type)], pa.binary())
     except (ValueError, OverflowError) as error:
@@ -347,13 +350,13 @@ def encode_each(column: pa.Array, field: Field, owner: str, encode: Callable[[An
 
 
 def python_values(column: pa.Array, data_type: DataType) -> list[Any]:
-    """Return the values as Python objects, as users pass them to state: structs as tuples, maps as dicts."""
+    """Return a column's values as users pass them to state: structs as tuples, maps as dicts, nulls as None."""
     convert = _from_arrow(data_type)
     return [None if v is None else convert(v) for v in column.to_pylist()]
 
 
 def _from_arrow(data_type: DataType) -> Convert:
-    """Return a function that converts a value of `to_pylist`, where structs are dicts and maps are lists of pairs."""
+    """Return a converter of single values from Arrow's `to_pylist` (struct: dict; map: pairs) to tuples and dicts."""
     match data_type:
         case ArrayType(element):
             item = _from_arrow(element)

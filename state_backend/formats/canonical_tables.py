@@ -125,7 +125,7 @@ class CanonicalFiles:
 
 
 def _integers(above: str, fields: Iterable[pa.Field]) -> Iterator[str]:
-    """Yield the Parquet paths of the fields that Parquet stores as integers, also within structs."""
+    """Yield the dotted paths of all fields, also in structs, that Parquet stores as integers. `above`: their prefix."""
     for field in fields:
         if pa.types.is_struct(field.type):
             yield from _integers(f"{above}{field.name}.", field.type)
@@ -134,7 +134,10 @@ def _integers(above: str, fields: Iterable[pa.Field]) -> Iterator[str]:
 
 
 def read_tables(file: Path, schema: pa.Schema, key_groups: KeyGroupRange | None, name: str) -> Iterator[pa.Table]:
-    """Yield the row groups of a file that may hold rows of these key groups (None: all), in order."""
+    """Yield those row groups of a Parquet file, in order, that may hold rows of `key_groups`; None: all row groups.
+
+    Raise `CorruptFile` if the file, called `name` in the message, is damaged or has another schema.
+    """
     try:
         parquet = pq.ParquetFile(file)
         if not parquet.schema_arrow.equals(schema):

@@ -81,7 +81,7 @@ def _of_values(column: pa.Array) -> Hashes:
 
 
 def _of_elements(offsets: pa.Array, elements: Hashes, *, ordered: bool = False) -> Hashes:
-    """Return a hash of each list: the sum of its elements' hashes, mixed with their count."""
+    """Return a hash of each list, from its elements' hashes and their number; if `ordered`, from their order too."""
     ends = offsets.to_numpy(zero_copy_only=False).astype(np.int64)
     first, lengths = ends[:-1], np.diff(ends)
     inside = elements[ends[0] : ends[-1]] if len(ends) else elements

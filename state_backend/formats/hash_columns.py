@@ -70,9 +70,9 @@ def xxh64(data: pa.BinaryArray, seed: int | Hashes) -> Hashes:
 
 
 def _hash(data: pa.BinaryArray, length: int, seed: int | Hashes) -> Hashes:
-    """Return the hashes of rows that are all `length` bytes long, or of rows of any length for `_ONE_BY_ONE`.
+    """Return the hash of each row. `length`: the bytes of every row; `_ONE_BY_ONE`: rows differ, don't use NumPy.
 
-    NumPy works in blocks of rows whose accumulators fit the L2 cache.
+    NumPy hashes blocks of rows, so small that a block's accumulators fit the CPU's L2 cache.
     """
     if length == _ONE_BY_ONE:
         seeds = repeat(seed) if isinstance(seed, int) else seed.tolist()
@@ -163,7 +163,7 @@ class _Block(NamedTuple):
             h *= _P1
 
     def _read(self, at: int, width: int) -> Hashes:
-        """Return the number at byte `at` of each row; for a width of 32, four numbers of 8 bytes."""
+        """Return the number of `width` bytes at byte `at` of each row; for a width of 32, four numbers of 8 bytes."""
         count, four = len(self.h), width == 32
         into: Hashes = self.words if four else self.words[0]
         shape, strides = ((4, count), (8, self.length)) if four else ((count,), (self.length,))

@@ -68,8 +68,7 @@ def precision_for(relative_error: float) -> int:
     """Return the smallest precision whose standard error, 1.04 / sqrt(2^precision), is at most `relative_error`.
 
     Raises:
-        UsageError: The error is not in (0, 1), or is below 1.04 / 2^9, about 0.00203: its sketch would exceed 2^18
-            bytes per key.
+        UsageError: The error is not in (0, 1), or is below 0.00203: a sketch would exceed 2^18 bytes per key.
     """
     finest = 1.04 / math.sqrt(1 << MAX_PRECISION)
     if not finest <= relative_error < 1:
@@ -251,7 +250,7 @@ def _header(form: int, precision: int) -> int:
 
 
 def _forms(headers: U32, sizes: I64, owners: I64, precision: int) -> U32:
-    """Check the header and the size of each sketch, and return its form: SPARSE or DENSE."""
+    """Check header and size of each sketch, and return the forms: SPARSE or DENSE. `owners`: the rows, for messages."""
     forms, precisions = (headers >> 8 & 0xFF).astype(np.uint32), headers >> 16
     if (newer := headers & 0xFF > VERSION).any():
         found = int(headers[np.argmax(newer)] & 0xFF)
@@ -343,8 +342,7 @@ def _sigmas(precision: int) -> F64:
 def _tau(x: float) -> float:
     """Return Ertl's function tau, which corrects the estimate of sketches in which registers have the highest rank.
 
-    It is tau(x) = (1 - x - the sum of (1 - x ** 2**-k) ** 2 * 2**-k over k = 1, 2, …) / 3. The paper is cited at the
-    top of this module.
+    It is tau(x) = (1 - x - the sum of (1 - x ** 2**-k) ** 2 * 2**-k over k = 1, 2, …) / 3 (paper: see the module).
     """
     if x in (0.0, 1.0):
         return 0.0
@@ -356,10 +354,7 @@ def _tau(x: float) -> float:
 
 
 def hash_values(values: pa.Array) -> U64:
-    """Return the hash of each value, by the table in the module's docstring.
-
-    Nulls and nested types are not supported.
-    """
+    """Return the hash of each value, none of them null or nested, by the table in the module's docstring."""
     of, count = values.type, len(values)
     if pa.types.is_decimal128(of):
         return _hash_fixed(values.buffers()[1].slice(16 * values.offset, 16 * count), 16, count)

@@ -21,7 +21,7 @@ _NUMBERS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
 def keys_of_json(text: str, schema: StructType, *, for_spark: bool = False) -> list[tuple[Any, ...]]:
-    """Parse a key that is written as a JSON object, such as `{"origin": "JFK"}`.
+    """Return a list with the key that is written as a JSON object, such as `{"origin": "JFK"}`.
 
     In the JSON, binary values are strings of hex digits. Decimals and dates are strings. Timestamps are strings in ISO
     8601, with a time zone for `timestamp`. `for_spark`: accept a list of keys too, and UTC instants without a zone.

@@ -99,7 +99,7 @@ class KeyColumns:
         return columns
 
     def decode_prefix(self, data: pa.BinaryArray) -> tuple[list[pa.Array], Array]:
-        """Decode the key at the beginning of each row. Return the columns, and the size of each key in bytes."""
+        """Decode the key that begins each value of `data`. Return the key columns, and the keys' sizes in bytes."""
         if not len(data):
             return [pa.array([], arrow_type(f.type)) for f in self.schema.fields], np.zeros(0, np.int64)
         offsets, raw = binary_views(data)
@@ -184,7 +184,7 @@ def _hashed_bytes(column: pa.Array, data_type: DataType) -> pa.BinaryArray:
 
 
 def _sortable(values: Array) -> Array:
-    """Return each number of a key column as the bytes that keys store: big-endian, and sorting like the number."""
+    """Return the numbers of a key column as keys store them: big-endian bytes that sort as the numbers do."""
     if values.ndim == 2:
         # A wide decimal is an array of two 8-byte halves, the low half first.
         halves = values[:, ::-1].astype(">u8")
@@ -236,7 +236,7 @@ def _physical(image: Array, data_type: DataType, nulls: Mask | None) -> Array:
 
 
 def _terminators(raw: Array, begins: Array, ends: Array, valid: Mask) -> Array:
-    """Return the position of the terminator (0x00 0x01) of each key's string."""
+    """Return the position in `raw` of the terminator (0x00 0x01) of each key's string; `begins` where not `valid`."""
     found = np.flatnonzero((raw[:-1] == 0) & (raw[1:] == 1))
     stops = begins.copy()
     nearest = np.searchsorted(found, begins[valid])

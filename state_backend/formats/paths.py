@@ -170,7 +170,7 @@ def failing(attempt: str, check: str) -> str:
 
 
 def shared(attempt: str, shard: int, task: int, number: int, suffix: str) -> str:
-    """Return the path of one of a shard's immutable state files: an SST, a changelog segment or a manifest."""
+    """Return the path of a shard's SST, segment or manifest. `number` counts the files of the Spark task `task`."""
     return f"{SHARED}{attempt}/{shard}-{task}-{number}.{suffix}"
 
 
@@ -193,12 +193,12 @@ def output(interval: Interval, attempt: str, shard: int, task: int, *, late: boo
 
 
 def canonical(savepoint: str, state: str | None, shard: int, task: int, number: int) -> str:
-    """Return the path of a file of a canonical savepoint, relative to the savepoint's folder."""
+    """Return the path of a canonical file in a savepoint's folder. `state`: None for timers. `task`: the Spark task."""
     return f"{savepoint}/{_state_folder(state)}/{shard:05d}-{task}-{number}.parquet"
 
 
 def exported(state: str | None, shard: int, number: int) -> str:
-    """Return the path of an exported file, relative to the export's folder."""
+    """Return the path of a file in an export's folder. `state`: the state's name; None for the timers."""
     return f"{_state_folder(state)}/{shard:05d}-{number}.parquet"
 
 

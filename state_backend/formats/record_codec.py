@@ -269,9 +269,8 @@ def _another_type(path: str, expected: tuple[type, ...], envelope: dict[str, Any
 def _check(value: Any) -> None:
     """Check values that have the right type but are impossible.
 
-    Examples are negative counts, repeated ids, missing shards and local file names that lead to another folder. A log
-    has thousands of records of a hundred values each. For speed, `_to_check` finds the fields to check only once for
-    each class.
+    Examples are negative counts, repeated ids, missing shards and local file names that lead to another folder. For
+    speed, `_to_check` finds the fields to check only once for each class.
     """
     cls = type(value)
     if cls is tuple:
@@ -411,8 +410,7 @@ def build_adapters() -> None:
 def _be_strict(hint: Any) -> None:
     """Set pydantic's strict configuration on every dataclass that a type hint contains.
 
-    Pydantic reads the configuration from the class. The classes in `values` do not set it, because they do not depend
-    on their codec.
+    Pydantic reads the configuration from the class. The classes in `values` set none: they don't know their codec.
     """
     if isinstance(hint, type) and is_dataclass(hint) and "__pydantic_config__" not in vars(hint):
         hint.__pydantic_config__ = _CONFIG  # type: ignore[attr-defined]

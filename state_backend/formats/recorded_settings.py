@@ -17,20 +17,20 @@ INSTEAD_OF = "cairn.instead_of"
 
 
 def without_settings(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return the JSON of a struct without `SETTINGS` and `INSTEAD_OF`: states that differ only in these are equal."""
+    """Return a struct's JSON without the processor's settings in its metadata, for a comparison of two states."""
     fields = [_with_metadata(field, {SETTINGS: None, INSTEAD_OF: None}) for field in schema.get("fields", ())]
     return {**schema, "fields": fields} if fields else schema
 
 
 def with_settings_of(schema: dict[str, Any], declared: dict[str, Any]) -> dict[str, Any]:
-    """Return `schema`, in which each field has the `SETTINGS` of the field of this name in `declared`."""
+    """Return `schema` with the processor's settings of `declared`: each field gets those of its namesake."""
     settings = {field["name"]: field.get("metadata", {}).get(SETTINGS) for field in declared["fields"]}
     fields = [_with_metadata(field, {SETTINGS: settings.get(field["name"])}) for field in schema["fields"]]
     return {**schema, "fields": fields}
 
 
 def _with_metadata(field: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """Return a field with changed metadata. None removes a key."""
+    """Return a field's JSON with `changes` to its metadata. The value None removes a key."""
     old = field.get("metadata", {})
     new = {name: value for name, value in {**old, **changes}.items() if value is not None}
     return field if new == old else {**field, "metadata": new}

@@ -60,7 +60,7 @@ class SstSpan:
     last_sequence: int
 
     def touches(self, start: bytes, end: bytes | None) -> bool:
-        """Return True if the SST may have a key with start <= key < end; None: no end."""
+        """Return True if the SST may have a key with start <= key < end. `end` None: any key from `start` on."""
         return self.largest >= start and (end is None or self.smallest < end)
 
 
@@ -135,7 +135,7 @@ def mentions(log: bytes, name: str, text: bytes) -> bool:
 
 
 def _records(log: bytes) -> Iterator[bytes]:
-    """Yield the records of a log."""
+    """Yield the records of a MANIFEST, joined from their pieces. Raise ValueError for a damaged or missing piece."""
     at, gathered, last = 0, b"", _LAST
     while at < len(log):
         left = _BLOCK_BYTES - at % _BLOCK_BYTES

@@ -195,6 +195,6 @@ def _unpack(stored: bytes) -> tuple[int, int]:
 
 
 def _flag(properties: dict[bytes, bytes], name: bytes, size: int) -> int:
-    """Return a property of an SST as a number, stored in `size` bytes or as a varint; 0 if it is absent."""
+    """Return an SST's property `name` as a number; 0 if absent. `size`: the bytes it takes, if it is no varint."""
     value = properties.get(name, b"")
     return int.from_bytes(value, "little") if len(value) == size else number_at(value, 0)[0] if value else 0

@@ -228,7 +228,7 @@ def _codes(schema: StructType) -> str:
 
 
 def _unpacker(schema: StructType, header: bytes) -> struct.Struct:
-    """Return the struct that unpacks the values of fixed width from a row, behind its header and null bitmap."""
+    """Return a `Struct` that skips a row's header and null bitmap, and unpacks the row's values of fixed width."""
     return struct.Struct(f"<{len(header) + _bitmap_size(len(schema.fields))}x{_codes(schema)}")
 
 
@@ -300,7 +300,7 @@ def _struct_decoder(schema: StructType, header: bytes) -> Callable[[bytes], Sequ
 
 
 def _variable_encoder(data_type: DataType) -> Encode | None:
-    """Return the encoder of a variable-width type; None for strings and binaries, whose values are bytes already."""
+    """Return an encoder from the physical value to bytes; None for strings and binaries, which are bytes already."""
     match data_type:
         case DecimalType():
             return encode_big_integer

@@ -45,8 +45,7 @@ class RowColumns:
     """Codec of many rows of one state at one version of its schema. It raises the errors of `RowCodec`.
 
     Attributes:
-        arrow_schema: The schema of decoded rows. `encode` takes rows of this schema, or rows that can be cast without
-            loss.
+        arrow_schema: The schema of decoded rows. `encode` takes rows that can be cast to it without loss.
     """
 
     __slots__ = ("_codec", "_fixed", "_header", "_nested", "_variable", "arrow_schema", "schema", "state_name")
@@ -162,7 +161,7 @@ class RowColumns:
         return columns
 
     def _nulls(self, bitmaps: Array) -> list[Mask | None]:
-        """Return for each field a mask that is True for null, or None if no row has a null there."""
+        """Return, for each field, a mask with True for each row where it is null; None for a field without nulls."""
         fields = self.schema.fields
         if not bitmaps.any():
             return [None] * len(fields)
@@ -172,9 +171,9 @@ class RowColumns:
         return [mask if mask.any() else None for mask in bits[: len(fields)]]
 
     def _variable_column(self, i: int, data: pa.Buffer, begins: Array, ends: Array, nulls: Mask | None) -> pa.Array:
-        """Decode the column of a variable-width field.
+        """Decode the column of field `i`, which has variable width.
 
-        `nulls`: True where the field is null; None if it is never null.
+        In row r, the field's length and bytes are `data[begins[r]:ends[r]]`. `nulls`: True where null; None: never.
         """
         data_type = self.schema.fields[i].type
         if codec := self._nested.get(i):
@@ -203,7 +202,7 @@ def _bitmap(count: int, valid: list[Mask | None]) -> Iterator[Fixed]:
 
 
 def _extents(raw: Array, at: Array, row_ends: Array, nulls: Mask | None) -> tuple[Array, Array]:
-    """Return where a variable-width field begins and ends in each row.
+    """Return where a variable-width field, which begins at `at` in the bytes `raw`, begins and ends in each row.
 
     `nulls`: True where the field is null, so that it takes no bytes; None if it is never null.
     """
@@ -219,7 +218,7 @@ def _extents(raw: Array, at: Array, row_ends: Array, nulls: Mask | None) -> tupl
 
 
 def _shortest(halves: Array, valid: Mask | None) -> pa.BinaryArray:
-    """Encode integers as big-endian two's complement without redundant bytes. A null row has no bytes."""
+    """Encode integers, (n, 2) uint64 with the low half first, as the shortest big-endian bytes; no bytes for null."""
     image = halves[:, ::-1].astype(">u8").view(np.uint8)
     sign = (image[:, :1] >> 7) * np.uint8(0xFF)
     differs = image != sign
@@ -235,7 +234,7 @@ def _shortest(halves: Array, valid: Mask | None) -> pa.BinaryArray:
 
 
 def _from_shortest(column: pa.BinaryArray, nulls: Mask | None) -> Array:
-    """Decode big-endian two's complement integers of any length to (n, 2) uint64, the low half first."""
+    """Return big-endian two's complement integers of 1 to 16 bytes as (n, 2) uint64, the low half first."""
     offsets, raw = binary_views(column)
     sizes = np.diff(offsets)
     if sizes.max() > _WIDE_BYTES or (sizes == 0).sum() > (0 if nulls is None else nulls.sum()):

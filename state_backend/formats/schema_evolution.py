@@ -55,8 +55,7 @@ class SchemaChange:
 
     Attributes:
         dropped: Paths of recorded fields that are not declared (`a`, `a.element.b`).
-        refused: Sentences about changes that are not allowed. Each names a field, its recorded type, its declared type,
-            and the remedy.
+        refused: Sentences about changes that are not allowed, each with field, recorded and declared type, and remedy.
     """
 
     dropped: tuple[str, ...]
@@ -124,7 +123,7 @@ _KEEP = "declare it as recorded, or add a field of another name"
 
 
 def field_types(of: DataType, path: str = "") -> dict[str, DataType]:
-    """Return the types of all fields by path (`a`, `a.element.b`), except for fields in keys of maps."""
+    """Return the types of all fields of `of`, by path (`a`, `a.element.b`). Fields in keys of maps are left out."""
     match of:
         case StructType():
             dot = f"{path}." if path else ""

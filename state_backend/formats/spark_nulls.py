@@ -116,7 +116,7 @@ def _fields(schema: StructType, values: Any, zone: tzinfo, path: str, found: lis
 
 
 def _fitting(data_type: DataType, value: Any, zone: tzinfo, path: str, found: list[tuple[str, str]]) -> Any:
-    """Return the value with None in place of each part for which Spark stores NULL. Add their paths to `found`."""
+    """Return the value, with None for each part for which Spark stores NULL. Add (path, message) of each to `found`."""
     if value is None:
         return None
     plain = value.tolist() if hasattr(value, "tolist") and not hasattr(value, "columns") else value

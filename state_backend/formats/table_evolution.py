@@ -13,7 +13,7 @@ ConvertBatch = Callable[[pa.RecordBatch], pa.RecordBatch]
 
 
 def batch_converter(target: pa.Schema) -> ConvertBatch:
-    """Return a function that converts batches of any file of a table to the table's schema."""
+    """Return a function that converts a record batch of any of a table's files to the table's schema, `target`."""
     whole = pa.struct(list(target))
 
     def convert(batch: pa.RecordBatch) -> pa.RecordBatch:

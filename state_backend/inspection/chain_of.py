@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 def chain_of(root: str, pipeline: str | None, chains: Chains | None = None) -> list[At]:
-    """Return (root, name) of each pipeline of a chain, each after the pipelines that it reads at the same interval."""
+    """Return (root, name) of each pipeline of `chain_order`, in an order in which they can run: upstreams first."""
     return [*TopologicalSorter(chain_order(root, pipeline, chains)).static_order()]
 
 
@@ -44,8 +44,8 @@ def chain_order(
 
     If `pipeline` is None, these are all pipelines below the root, and those of other roots that they read.
 
-    The function looks up what each pipeline below `root` reads. So it finds a pipeline of another root if one of these
-    reads it, but not if that pipeline only reads these. `upstreams`: If False, return only the readers.
+    A pipeline of another root is found only if one below `root` reads it, since the function does not look into other
+    roots for readers. `upstreams`: If False, return only `pipeline` and its readers.
     """
     chains, root = chains or Chains(), root.rstrip("/")
     own = set[At]() if pipeline is None else {(root, pipeline)}
@@ -61,7 +61,7 @@ def chain_order(
 
 
 def without_cycles(reads: Mapping[At, Mapping[At, int]]) -> dict[At, list[At]]:
-    """Return for each pipeline the upstreams that must run before it. With a cycle, only reads without `back` count.
+    """Return for each pipeline the upstreams that must run before it. If they form a cycle, ignore reads with `back`.
 
     `reads`: The upstreams of each pipeline, with the number of intervals that it looks back.
     """
@@ -90,7 +90,7 @@ def _reads(chains: Chains, at: At) -> dict[At, int]:
 
 
 def _if_readable(chains: Chains, at: At, read: Callable[[Log], T]) -> T | None:
-    """Return `read(log)`; None if the log can't be read. Work on that pipeline itself then raises the error."""
+    """Return `read(log)` for the log of the pipeline `at`; None if the log can't be read."""
     try:
         return read(chains.log(*at))
     except RetryableError:

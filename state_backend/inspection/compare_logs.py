@@ -42,8 +42,7 @@ class Made:
 class IntervalDifference:
     """Comparison of one interval's results in production and in a trial.
 
-    The comparisons `state`, `output`, `late` and `position` are "same" or "other". They are "unknown" if a side has no
-    result.
+    The comparisons `state`, `output`, `late` and `position` are "same", "other", or "unknown" if a side has no result.
     """
 
     interval: Interval
@@ -73,8 +72,7 @@ def compare_intervals(old: Log, new: Log, intervals: Sequence[Interval]) -> list
 def plan_difference(interval: Interval, old: Made | None, new: Made | None) -> IntervalDifference:
     """Compare the two results of an interval by digests and checksums.
 
-    Output whose equal rows are split into files in another way counts as "other": the logs do not show that the rows
-    are equal.
+    Equal rows that are split into other files count as "other": the logs do not show that the rows are equal.
     """
     if old is None or new is None:
         return IntervalDifference(interval=interval, old=old, new=new)

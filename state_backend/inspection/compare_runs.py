@@ -38,7 +38,7 @@ _EXPIRY = "expires at, in ms"
 def compare_outputs(
     old: Storage, new: Storage, found: IntervalDifference, key: Sequence[str], work: Path, *, late: bool = False
 ) -> TableDifference:
-    """Read and compare the rows of an interval that both sides have."""
+    """Read and compare both sides' output rows (`late`: late rows) of an interval. `key`: a row's key columns."""
     assert found.old is not None and found.new is not None
     tables = [
         _read(storage, [f for f in made.outputs if f.late == late], work)
@@ -66,7 +66,7 @@ def _read(storage: Storage, files: Iterable[OutputFile], work: Path) -> pa.Table
 
 
 def compare_states(old: StateSource, new: StateSource, work: Path, limit: int) -> list[dict[str, Any]]:
-    """Compare two states entry by entry, and return the differences by state.
+    """Compare two states entry by entry. Return the differences by state, with up to `limit` examples for each.
 
     Leases keep the files of both checkpoints during the comparison.
     """
@@ -77,10 +77,9 @@ def compare_states(old: StateSource, new: StateSource, work: Path, limit: int) -
 
 
 def summarise_changes(changes: Iterable[EntryChange], limit: int) -> list[dict[str, Any]]:
-    """Count the changes by state and field.
+    """Count the changes by state and field. Return, for each state, the counts and up to `limit` changes.
 
-    A timer that a key has at another time counts as changed; the change of the field `at_ms` is the distance in
-    milliseconds.
+    A timer that a key has at another time counts as changed, with the distance in ms as the change of `at_ms`.
     """
     counted: dict[str, _Counted] = {}
     for change in _with_moved_timers(changes):

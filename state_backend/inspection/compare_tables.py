@@ -44,9 +44,9 @@ class TableDifference:
     only_old: Numbers
     only_new: Numbers
     changed: Numbers
-    repeated: int
+    repeated: int  # number of keys that one side has in several rows
     columns: tuple[ColumnChange, ...]
-    added: tuple[str, ...]
+    added: tuple[str, ...]  # columns
     removed: tuple[str, ...]
     retyped: tuple[str, ...]
 
@@ -91,7 +91,7 @@ class TableDifference:
 
 
 def compare_tables(old: pa.Table, new: pa.Table, key: Sequence[str] = ()) -> TableDifference:
-    """Compare the rows and columns of two tables. The order of rows does not matter."""
+    """Compare two tables, in any order of rows. `key`: columns that identify a row; without, whole rows are matched."""
     common = [name for name in old.column_names if name in new.column_names]
     missing = [name for name in key if name not in common]
     if missing:
@@ -154,7 +154,7 @@ def combine_codes(codes: Sequence[tuple[Numbers, Numbers]], old_rows: int, new_r
 
 
 def _pairs(old: Numbers, new: Numbers) -> tuple[Numbers, int]:
-    """Return pairs of rows whose key occurs once on each side, and the number of keys that a side has repeatedly."""
+    """Return (row in `old`, row in `new`) of each key that both have once, and how many keys one of them repeats."""
     size = max(old.max(initial=-1), new.max(initial=-1)) + 1
     counts = np.bincount(old, minlength=size), np.bincount(new, minlength=size)
     position = np.zeros(size, np.int64)
@@ -164,7 +164,7 @@ def _pairs(old: Numbers, new: Numbers) -> tuple[Numbers, int]:
 
 
 def _find_unmatched(old: Numbers, new: Numbers) -> tuple[Numbers, Numbers]:
-    """Return the positions of rows without an equal row on the other side.
+    """Return, for each side, the positions of rows without an equal row on the other side. Skip rows of code -1.
 
     Each row matches at most one row, so of three equal rows on one side and two on the other, one is returned.
     """

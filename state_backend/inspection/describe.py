@@ -33,7 +33,7 @@ from state_backend.values.records import (
 
 
 def describe_log(log: Log, ids: Collection[int], written_ms: Mapping[int, int], *, now_ms: int) -> list[dict[str, Any]]:
-    """Return one row for each entry in `ids`, newest first.
+    """Return one row for each entry in `ids`, newest first. `written_ms`: when the entries' files were written.
 
     In the rows, `code` is a short name of the code. `code_changed` is True if the code differs from that of the next
     lower id in `ids`; tombstones and sweeps have no code and are skipped.
@@ -119,8 +119,7 @@ def origin_of(record: Record) -> str | None:
     """Return where a checkpoint's state came from, if that is worth a remark.
 
     If no interval computed the state, the text says how it was made, such as "went back to checkpoint 3". If a re-run
-    reproduced an earlier state of its interval, the text is "same result as checkpoint 3". For every other checkpoint
-    the result is None.
+    reproduced an earlier state of its interval, the text is "same result as checkpoint 3". All others: None.
     """
     match record.content:
         case Content(kind="consolidate", base_id=base):
@@ -142,7 +141,7 @@ def source_of(content: Content) -> str:
 
 
 def _mode(content: Content) -> str:
-    """Derive the form of a checkpoint from its files, since the record does not name it."""
+    """Return how a checkpoint stored its state: "changelog" (segments), "full" (all files are new) or "incremental"."""
     if any(map(_has_segments, content.shards)):
         return "changelog"
     new = content.totals.uploaded_files
@@ -180,8 +179,7 @@ def state_of(log: Log, entry: Record | Tombstone) -> str:
 def newest_of_interval(log: Log, entry: Record | Tombstone | Kept) -> int | None:
     """Return the id of the newest later commit of the same interval that no quarantine spoils; None if there is none.
 
-    It neither is quarantined nor descends from a quarantined checkpoint. The next interval starts from it, and not from
-    `entry`.
+    No quarantined checkpoint is among it and its ancestors. The next interval starts from it, and not from `entry`.
     """
     interval = interval_of(entry)
     same = [e.id for e in log.commits_near(interval, after=entry.id) if interval_of(e) == interval]
@@ -269,7 +267,7 @@ def describe_trial(trial: Trial) -> dict[str, Any]:
 def describe_difference(
     first: Record, manifests: Sequence[ShardManifest] | None, second: Record, others: Sequence[ShardManifest] | None
 ) -> dict[str, Any]:
-    """Return the difference of two checkpoints.
+    """Return the difference of two checkpoints, whose manifests are `manifests` and `others`.
 
     `key_groups` in the result lists the key groups whose entry counts or digest differ, with the number of entries of
     each state on both sides. It is None if a side has no manifests, or if the numbers of key groups differ.

@@ -67,7 +67,7 @@ class KeyStep:
 def history_of_key(
     log: Log, key: SearchedKey, storage: Storage, work: Path, *, follow_output: bool = False
 ) -> Iterator[KeyStep]:
-    """Yield the retained checkpoints that changed a key, by id."""
+    """Yield the retained checkpoints that changed a key, by id. `follow_output`: also all whose output has the key."""
     steps = _Steps(log, key, storage, work)
     ids = {*log.retained}
     if follow_output:
@@ -123,8 +123,8 @@ class _Steps:
     def _load_contents(self, ids: Iterable[int]) -> None:
         """Read the records of some retained checkpoints.
 
-        Each SST and segment is read once, for the states that are known so far. If one of these records has a new
-        state, all of them are read again.
+        SSTs and segments are searched only for the states that are known so far. If one of these records has a state
+        that is new, forget all that was read.
         """
         missing = sorted({*ids} - self._contents.keys())
         try:

@@ -47,7 +47,8 @@ def read_key_rows(
 ) -> pa.Table | None:
     """Return the rows of a key in the output files, or the files of late rows, of one commit, file by file.
 
-    Return None if a file lacks a key column, or has it with another type: its rows can't be told apart by key.
+    Return None if a file lacks a key column, or has it with another type: its rows can't be told apart by key. Files
+    that `attempt` wrote for other shards than the key's, `shard`, are skipped.
     """
     found, local = [], work / f"{uuid4().hex}.parquet"
     for file in files:

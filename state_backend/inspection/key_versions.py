@@ -93,14 +93,17 @@ class KeyVersions:
         known.update(zip(missing, at_once(fetched, missing), strict=True))
 
     def forget_all_but(self, files: Iterable[KeyFiles]) -> None:
-        """Drop the versions in files that none of these checkpoints has. Inline files stay, since they are small."""
+        """Forget the versions in all other files than these. Inline files stay, since they are small."""
         every = [*files]
         needed = {s for f in every for s, _, _ in f.ssts} | {s for f in every for s in f.segments}
         self._ssts = {s: v for s, v in self._ssts.items() if isinstance(s, bytes) or s in needed}
         self._segments = {s: b for s, b in self._segments.items() if isinstance(s, bytes) or s in needed}
 
     def read_stored(self, files: KeyFiles) -> list[Stored]:
-        """Return the stored keys and values of the key in a checkpoint, ascending. Call `fetch` for `files` before."""
+        """Return the current entries of the key in a checkpoint's files: (stored key, value), ascending by stored key.
+
+        `fetch` must have read the files before. Deleted entries are left out.
+        """
         found: dict[bytes, bytes | None] = {}
         newer: list[tuple[bytes, bytes, int]] = []
         for source, smallest, largest in files.ssts:
@@ -146,7 +149,7 @@ class KeyVersions:
             return None
 
     def _blocks(self, file: io.BytesIO, name: str) -> list[tuple[int, list[changelog.Pair]]]:
-        """Return those blocks of a segment's pairs that concern the key."""
+        """Return (kind, pairs) of each block of a segment, with only the ranges or entries that concern the key."""
         blocks = []
         for kind, pairs in changelog.read_segment(file, name):
             if kind == changelog.RANGES:

@@ -50,7 +50,7 @@ class Broken:
 
     first: Trouble
     last: Interval
-    counts: tuple[tuple[str, int], ...]
+    counts: tuple[tuple[str, int], ...]  # (kind of trouble, number of intervals), the most frequent first
 
 
 class Finding(NamedTuple):
@@ -233,7 +233,7 @@ def _by_interval(facts: Facts, *, after: bool) -> dict[Interval, list[DagRun]]:
 
 
 def broken(facts: Facts) -> Broken | None:
-    """Return from which to which interval a pipeline is broken; None if no interval is in trouble."""
+    """Return from which to which interval a pipeline has no usable checkpoint; None if no interval is in trouble."""
     if not (found := troubles(facts)):
         return None
     counts = Counter(sorted(trouble.why for trouble in found))

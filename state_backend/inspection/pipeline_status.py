@@ -87,7 +87,7 @@ def describe_status(found: Status, command: str | None) -> dict[str, Any]:
 
 
 def with_refused_bases(log: Log, pipeline: str, rerun: Rerun, length: timedelta, pipeline_start_ms: int) -> Rerun:
-    """Return `rerun`, extended to earlier intervals if Cairn would refuse its first interval.
+    """Return `rerun`, extended to earlier intervals if Cairn would refuse its first one. `length`: of an interval.
 
     Cairn refuses an interval whose base is stale or quarantined. The intervals that make a valid base must run first.
     """

@@ -42,19 +42,19 @@ class Place(NamedTuple):
 
 @frozen
 class Left:
-    """What may still hold a key in the pipeline's folder: `dropped` or retained (`holding`) checkpoints, and output."""
+    """What may still hold a key in the pipeline's folder after `cairn erase`."""
 
-    dropped: Collection[int]
-    holding: Collection[int]
-    output_rewritten: bool
-    unknown_output: Collection[str]
+    dropped: Collection[int]  # ids of checkpoints that the erasure has dropped, but whose files may still exist
+    holding: Collection[int]  # ids of retained checkpoints that may hold a key
+    output_rewritten: bool  # True: the output has no rows of the keys any more
+    unknown_output: Collection[str]  # paths of output files without the key's columns
 
 
 def places_of(root: str, pipeline: str, encoded: Collection[bytes], texts: Collection[str], left: Left) -> list[Place]:
     """Return the places that may hold the forgotten keys, those in the pipeline's own folder first.
 
-    The function lists all files below the root. Of a folder behind a symbolic link, it lists only the files directly in
-    this folder.
+    `encoded`: The keys as encoded bytes. `texts`: The texts by which messages may quote a key. The function lists all
+    files below the root; of a folder behind a symbolic link, only the files directly in it.
     """
     storage = open_storage(join_url(root, pipeline))
     found = [*_own(storage, pipeline, texts, left)]

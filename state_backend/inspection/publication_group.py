@@ -25,13 +25,13 @@ Output = tuple[str, Interval, int]
 
 @frozen
 class Group:
-    """The members, upstream first. Their results up to `until` fit together. `level`: no member has a later result."""
+    """The members of a group, upstream first, and up to which time their results fit together."""
 
     members: Mapping[str, Log]
     until: datetime
-    outdated: str | None
-    behind: str
-    level: bool
+    outdated: str | None  # the first result that is out of date, and why; None without one
+    behind: str  # the member whose results end first
+    level: bool  # True: no member has a result after `until`
 
     def ready(self, waiting: Collection[Output]) -> list[Output]:
         """Return the outputs that the sinks may get now: none while a result is out of date that others may have read.

@@ -68,7 +68,7 @@ class EntryChange:
 
 
 def plan_groups(first: Groups | None, second: Groups | None, max_parallelism: int) -> list[int]:
-    """Return the numbers of the key groups that may differ between two states, ascending."""
+    """Return the key groups that may differ between two states, ascending: all, if a side does not know its own."""
     if first is None or second is None:
         return [*range(max_parallelism)]
     # Byte counts are not compared, because older releases did not record them.
@@ -79,7 +79,7 @@ def plan_groups(first: Groups | None, second: Groups | None, max_parallelism: in
 def diff_states(
     first: StateSource, second: StateSource, work: Path, *, states: Collection[str] | None = None
 ) -> Iterator[EntryChange]:
-    """Yield the changes that turn the first state into the second, by key group, state and key."""
+    """Yield the changes from the first state to the second, by key group, state, key. `states`: names; None: all."""
     keys = [names_and_types(parse_struct(source.content.key_schema)) for source in (first, second)]
     if keys[0] != keys[1]:
         raise UsageError(f"{first} and {second} have different key columns, so they can't be compared")

@@ -109,7 +109,11 @@ def find_state(
     path: str | None = None,
     attempt: str | None = None,
 ) -> StateSource:
-    """Find the state that a user names, and the status of the checkpoint."""
+    """Return the state that a user names: a checkpoint of a pipeline, a savepoint, or a prepared attempt.
+
+    `path`: The folder of a pipeline or savepoint. None: `root` and `pipeline` name the folder; a `checkpoint` with "/"
+    is such a path. `attempt`: The uuid of a prepared attempt, which is taken instead of `checkpoint`.
+    """
     if path is None and "/" in checkpoint:
         path, checkpoint = checkpoint, "latest"
     if path is None:
@@ -143,7 +147,7 @@ def open_shard(
     spans: Sequence[Span] | None = None,
     cache: FileCache | None = None,
 ) -> Iterator[tuple[RocksStore, ShardManifest]]:
-    """Restore a shard into a folder below `work`, and yield the open store and the manifest of the restored files."""
+    """Restore a shard below `work`. Yield the open store and the shard's manifest. `spans`: what is read; None: all."""
     with telling_drops(storage, source.checkpoint_id if source.savepoint is None else None):
         manifest = _manifest(source, shard, storage)
         folder = work / f"shard-{shard}"

@@ -124,9 +124,10 @@ def verify_pipeline(
     checksums: bool = False,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Verification:
-    """Verify a pipeline's log and its retained checkpoints.
+    """Verify a pipeline's log and those of its retained checkpoints that `which` names; None: all.
 
-    Problems are returned as findings that name the file. Only an unreachable storage raises an error.
+    `work`: A folder for restores: verify deep; None: fast. `checksums`: Ask for each file's checksum. Problems are
+    returned as findings that name the file. Only an unreachable storage raises an error.
     """
     log, findings = _verified_log(storage)
     files = {info.path: info for info in storage.list("")}
@@ -184,8 +185,7 @@ def _lost_marks(storage: Storage, log: Log) -> Iterator[str]:
 def _outputs(storage: Storage, log: Log, files: Mapping[str, FileInfo], work: Path | None) -> list[str]:
     """Return a finding for each missing or damaged output file of a dropped checkpoint, and for overlapping outputs.
 
-    The output of a dropped checkpoint may still be current. Output of retained checkpoints is verified with their state
-    (`_checkpoint`).
+    Output of a dropped checkpoint may still be current. That of retained ones is verified with their state.
     """
     try:
         current = sorted(log.current_outputs().items())

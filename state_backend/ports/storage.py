@@ -144,10 +144,7 @@ class KeepsRoom(Protocol):
     """A storage that can be full. It reserves some space for a sweep, which must write before it can delete files."""
 
     def keep_room(self) -> None:
-        """Reserve a fixed amount of space for the next sweep, unless it is reserved already.
-
-        Never raise, even if the storage is full.
-        """
+        """Reserve a fixed amount of space for the next sweep, unless it is reserved. Never raise, even if full."""
 
     def free_room(self) -> bool:
         """Release the reserved space, and return False if no space was reserved. Any writer may then use the space."""

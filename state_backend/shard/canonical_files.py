@@ -61,7 +61,8 @@ def write_canonical(
 ) -> tuple[CanonicalFile, ...]:
     """Write all entries of a store, expired entries too, to canonical Parquet files, and upload the files.
 
-    Return a `CanonicalFile` for each Parquet file. A state without entries has no file.
+    Return a `CanonicalFile` for each Parquet file. A state without entries has no file. `savepoint`, a uuid, and
+    `task`, the number of the Spark task, are parts of the files' paths.
     """
     files: list[CanonicalFile] = []
     for descriptor in (*states, None):
@@ -125,7 +126,9 @@ def read_canonical(
     max_parallelism: int,
     recorded_max_parallelism: int,
 ) -> tuple[KeyGroupState, ...]:
-    """Write the entries of key groups in `owned` from canonical files into an empty store, and return their account.
+    """Read the entries of key groups in `owned` from canonical files into an empty store.
+
+    Return the entry counts, digest and bytes of each key group that has entries.
 
     If the savepoint and the pipeline have the same number of key groups, only the files that have key groups of `owned`
     are read. Otherwise every file is read, because the keys belong to other key groups.
@@ -183,7 +186,11 @@ class EntryWriter:
         where: str,
         same: bool,
     ) -> tuple[int, bytes]:
-        """Write the rows of a row group that belong to the store. Return (key group, key) of the last row."""
+        """Write those rows of `table` whose key groups the store owns. Return (key group, key) of the table's last row.
+
+        `rows`: The converter of the state, or of the timers (`descriptor` is None). `last`: The return value for the
+        table before. `same`: The savepoint has as many key groups as the pipeline, so the recorded ones must be right.
+        """
         try:
             located = rows.to_entries(table)
             hashed = key_groups_of(keys_of(table), self._key_schema, self._max_parallelism)
@@ -201,7 +208,7 @@ class EntryWriter:
         return last
 
     def put_entries(self, descriptor: StateDescriptor, located: Located, groups: Array, mine: Array) -> None:
-        """Write those entries of one state that belong to the store's key groups."""
+        """Write the entries of one state for which `mine` is True. `groups`: the key group of each entry."""
         here, rests, entries = self._put(descriptor.name, descriptor.state_id, located, groups, mine)
         if not len(here):
             return
@@ -222,7 +229,7 @@ class EntryWriter:
             self._index(expiry_keys(here[expiring], times, descriptor.state_id, rests.filter(mask)))
 
     def put_timers(self, located: Located, groups: Array, mine: Array) -> None:
-        """Write the timers that belong to the store's key groups, and their keys in the timer index."""
+        """Write the timers for which `mine` is True, and their index keys. `groups`: the key group of each timer."""
         here, rests, _ = self._put(layout.TIMERS_NAME, layout.TIMERS, located, groups, mine)
         if len(here):
             keys, times = split_timers(rests)
@@ -231,7 +238,7 @@ class EntryWriter:
     def _put(
         self, name: str, state_id: int, located: Located, groups: Array, mine: Array
     ) -> tuple[Array, pa.Array, pa.Array]:
-        """Write the entries that belong to the store's key groups, count them, and return them ordered by key group."""
+        """Write and count the entries for which `mine` is True. Return (key groups, rests, entries) by key group."""
         # Sort by key group, so that each key group's digest is updated once. Stored keys begin with the key group, so
         # the store also gets its writes nearly in their order.
         places = np.flatnonzero(mine)

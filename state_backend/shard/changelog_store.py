@@ -65,7 +65,7 @@ class ChangelogOptions:
 
 
 def changelog_limit(base: ShardManifest, options: ChangelogOptions) -> int:
-    """Return the most bytes of keys and values that all segments on top of the base's files may have together."""
+    """Return the most bytes of keys and values that a shard's segments together may have, given the base's files."""
     return min(options.max_bytes, max(_ALWAYS_BYTES, int(base.files_bytes * options.max_share_of_state)))
 
 
@@ -74,9 +74,9 @@ def plan_changelog(
 ) -> bool:
     """Return True if an interval's changes become a segment, and False if the checkpoint writes files.
 
-    `most_bytes`: The most bytes that the shard's files and segments may have together; a number below 256 KiB counts
-    as 256 KiB. Above it the checkpoint writes files, because consolidation can remove obsolete bytes from files only.
-    None: no limit.
+    `content_bytes`: The size of the changes; None: they were too many to be recorded. `most_bytes`: The most bytes that
+    the shard's files and segments may have together, at least 256 KiB; None: no limit. Above it the checkpoint writes
+    files, because consolidation can remove obsolete bytes from files only.
     """
     held = kept_segments(base)
     return (
@@ -94,9 +94,8 @@ def kept_segments(base: ShardManifest) -> tuple[Segment, ...]:
     """Return the base's segments that the next manifest keeps when a new segment is added.
 
     These are all segments, except a last one that is inline: its bytes lie in the manifest, not in a file. The new
-    segment includes the changes of the inline segment and replaces it, so a manifest has at most one inline segment.
-    Otherwise each small interval would add an inline segment. After a few intervals these would fill the room that a
-    record has for them, and each later segment would have to be a file.
+    segment includes the changes of the inline segment and replaces it. Otherwise each small interval would add an
+    inline segment, and after a few intervals they would not fit into the record.
     """
     return base.segments[:-1] if base.segments and base.segments[-1].data is not None else base.segments
 

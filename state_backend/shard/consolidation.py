@@ -81,6 +81,9 @@ def plan_consolidation(
     All runs are merged if the shard has too many obsolete bytes (`options.most_obsolete_percent`). Below 1.25 times
     that share, this rewrite waits for the shard's turn and for its budget (see `put_off`). Otherwise, the newest runs
     are merged if there are more than `options.most_sorted_runs`. No merge reads more than `free_bytes`.
+
+    `runs`: newest first. `live_raw_bytes`: the bytes of the keys and values that count, before compression.
+    `sequence`: a number that rises from interval to interval and decides whose turn it is.
     """
     if len(runs) < 2:
         return _NOTHING
@@ -124,10 +127,9 @@ def plan_consolidation(
 def live_bytes(runs: Sequence[SortedRun], live_raw_bytes: int) -> int:
     """Estimate the bytes of a shard's files after a rewrite.
 
-    The estimate multiplies `live_raw_bytes` by the compression ratio of the oldest run, because a rewrite produces a
-    run of this kind, or by the ratio of all runs together if this is smaller. Both ratios are wrong if the live entries
-    compress otherwise than most of the files. Then the shard is rewritten once too early. Afterwards the shard's only
-    run has the right ratio.
+    The estimate multiplies `live_raw_bytes` (keys and values before compression) by the compression ratio of the oldest
+    run, or of all runs together if that is smaller. If the live entries compress otherwise than most of the files, the
+    shard is rewritten too early, but only once: afterwards its only run has the right ratio.
     """
     oldest, size_bytes = runs[-1], sum(run.size_bytes for run in runs)
     density = min(size_bytes / max(sum(run.raw_bytes for run in runs), 1), oldest.size_bytes / max(oldest.raw_bytes, 1))
@@ -194,9 +196,9 @@ def consolidate(
     """Flush the store, merge the sorted runs that `plan_consolidation` selects, and return the executed plan.
 
     The job of each shard calls this function after the rows of an interval, before the shard's new files are uploaded.
-    Merges of the newest runs may happen in every interval. A rewrite of all files of a shard happens only every eighth
-    interval (`TURNS`), in another interval for each shard. If there are fewer than eight shards, it may happen every
-    `parallelism` intervals. A shard whose obsolete bytes exceed their limit by a quarter does not wait.
+    Merges of the newest runs may happen in every interval. A rewrite of all files of a shard waits for the shard's
+    turn: every eighth interval (`TURNS`), or every `parallelism` intervals if that is less. `sequence` decides whose
+    turn it is. A shard whose obsolete bytes exceed their limit by a quarter does not wait.
     """
     runs = store.sorted_runs()
     plan = plan_consolidation(

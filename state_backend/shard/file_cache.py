@@ -62,7 +62,7 @@ class FileCache:
         self._limit_bytes = limit_bytes
 
     def link(self, url: str, handle: Handle, destination: Path) -> bool:
-        """Link a cached file to `destination`, and return True. If the cache can't deliver the file, return False."""
+        """Link a file of the root `url` from the cache to `destination`. Return False if the cache can't deliver it."""
         name = _entry(url, handle)
         try:
             with self._open() as folder:
@@ -91,7 +91,7 @@ class FileCache:
         return True
 
     def keep(self, url: str, files: Iterable[tuple[Handle, Path]]) -> None:
-        """Add local files that were just verified against their handles, and evict old entries if needed.
+        """Add files of the root `url` that were just verified against their handles, and evict old files if needed.
 
         The local files may still be read, but nothing may write to them afterwards, because they are links to the
         cache's files. An `OSError`, such as a full disk or a folder of another user, ends the call: the remaining files
@@ -110,10 +110,7 @@ class FileCache:
                     self._evict(folder)
 
     def forget(self, url: str, handles: Iterable[Handle]) -> int:
-        """Remove files from the cache because one of them is damaged, and return how many were removed.
-
-        Later restores download the files again.
-        """
+        """Remove files of the root `url`, of which one is damaged, from the cache. Return how many were there."""
         forgotten = 0
         with suppress(OSError), self._open() as folder:
             for handle in handles:

@@ -139,8 +139,7 @@ def plan_ref(manifest: ShardManifest, kept: FiledShard | None, parallelism: int)
     A ref without a new file must fit the shard's equal part of the 40 KiB that a record has for manifests. The part
     depends on `parallelism` alone, so a worker and the driver come to the same result.
 
-    Returns `kept` if its changes fit; otherwise the inline manifest if it fits; otherwise None, because the manifest
-    needs a file.
+    Returns `kept` if its changes fit; otherwise the inline manifest if that fits; otherwise None.
     """
     room_bytes = INLINE_MANIFESTS_BYTES // parallelism
     if kept is not None and changes_bytes(kept, manifest) <= room_bytes:

@@ -29,7 +29,7 @@ from state_backend.values.records import KeyGroupState, ShardManifest
 
 @frozen
 class RestoredShard:
-    """Open store with the state of its range, and the manifest that it was opened from."""
+    """An open store with the state of a shard's key groups, and the manifest that the store was opened from."""
 
     store: RocksStore
     key_group_states: tuple[KeyGroupState, ...]

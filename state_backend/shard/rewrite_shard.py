@@ -32,7 +32,8 @@ def rewrite_without(
 ) -> tuple[RestoredShard, RemovedKeys]:
     """Remove keys from a restored shard, and copy the remaining entries to a new store in `directory`.
 
-    The restored shard's own store is closed and its folder deleted, also if the copy fails.
+    Return the shard with the new store, and what was removed. `keys`: (key group, encoded key) of each key. The
+    restored shard's own store is closed and its folder deleted, also if the copy fails.
     """
     old = restored.store
     try:

@@ -65,8 +65,8 @@ class Snapshot:
 def plan_snapshot(sizes: dict[str, int], opened: Sequence[LocalFile], *, inline_budget_bytes: int) -> SnapshotPlan:
     """Plan for each of the store's SSTs: share the base's file, put the SST into the manifest (inline), or upload it.
 
-    A file of the base is shared only if the store was opened from it under the same name. RocksDB never uses a file
-    number twice within one store, but two stores that were opened from one checkpoint both continue at the same number.
+    `sizes`: The bytes of the SSTs by name. `opened`: The base's files that the store was opened from. Only these are
+    shared, by name: RocksDB uses no file number twice in a store, but two stores of one base use the same numbers.
     """
     known = {f.name: f for f in opened}
     shared, inline, upload = [], [], []

@@ -29,8 +29,7 @@ def upload_all(storage: Storage, files: Sequence[tuple[str, Path]], *, paralleli
     """Upload (path, local file) pairs in parallel, and return their handles in the order of the pairs.
 
     At the first failure no further upload starts, and running uploads are awaited. Then the files that this call
-    created are deleted, and the first error is raised unchanged. If the outcome of any upload is unknown, no file is
-    deleted.
+    created are deleted, unless the outcome of any upload is unknown, and the first error is raised unchanged.
     """
     return _create_all(storage, lambda at: storage.upload(*files[at]), len(files), parallelism)
 
@@ -41,8 +40,7 @@ def copy_all(
     """Copy (handle, new path) pairs from another storage, and return the new handles in the order of the pairs.
 
     At the first failure no further copy starts, and running copies are awaited. Then the files that this call created
-    in `destination` are deleted, and the first error is raised unchanged. If the outcome of any copy is unknown, no
-    file is deleted.
+    are deleted, unless the outcome of any copy is unknown, and the first error is raised unchanged.
     """
     return _create_all(destination, lambda at: destination.copy_from(source, *files[at]), len(files), parallelism)
 

@@ -21,7 +21,7 @@ Names = dict[int, tuple[str, int]]
 
 
 class Accounts:
-    """Digest, entry counts and bytes of each key group, for the entries in the store, without changes in memory."""
+    """Digest, entry counts and stored bytes of each key group of a shard. Changes still in memory do not count yet."""
 
     def __init__(self, key_groups: Iterable[KeyGroupState] = ()) -> None:
         self._digests = defaultdict[int, int](int)
@@ -81,7 +81,10 @@ Entries = list[bytes | None]
 def account_one_by_one(
     accounts: Accounts, names: Names, keys: list[bytes], old: Entries, new: Entries
 ) -> dict[bytes, bytes | None]:
-    """Account for replaced entries. Return the changes of the timer and expiry indexes (None: delete the index key)."""
+    """Change digests, counts and bytes as entries `old` under the stored keys `keys` become `new` (None: no entry).
+
+    Return the changes to write to the timer index and the expiry index: index keys, with None for a key to delete.
+    """
     index: dict[bytes, bytes | None] = {}
     for key, entry_before, entry in zip(keys, old, new, strict=True):
         name, seed = names[key[2]]

@@ -42,8 +42,8 @@ _NULL = pa.scalar(None, pa.binary())
 
 @dataclass(frozen=True, slots=True)
 class Located:
-    rests: pa.Array
-    entries: pa.Array
+    rests: pa.Array  # stored keys without key group and state id
+    entries: pa.Array  # the entry of each of them
     # For a list state, two arrays with one column for each list whose first element is in these rows. A list that began
     # in earlier rows is left out. The first array has the index in `rests` of each list's first element. The second
     # array has two rows: the position of each list's first element, and the position that the list's next appended
@@ -52,7 +52,10 @@ class Located:
 
 
 class StateRows:
-    """Converter of one state's batches. Pass batches in the order of keys: a list may continue in the next batch."""
+    """Converter of one state, batch by batch: from stored entries to rows of a canonical savepoint, and back.
+
+    Pass batches in the order of keys: a list that begins in one batch may continue in the next.
+    """
 
     def __init__(self, descriptor: StateDescriptor, key_schema: StructType) -> None:
         latest = descriptor.versions[-1]
@@ -99,7 +102,7 @@ class StateRows:
     def _elements(
         self, groups: Groups, rests: pa.Array, entries: pa.Array
     ) -> tuple[Groups, pa.Array, pa.Array, dict[str, pa.Array]]:
-        """Return a list state's rows without the bounds of lists, and the columns `position` and `next_position`."""
+        """Return (key groups, rests, entries) of list elements, and their columns `position` and `next_position`."""
         _, sizes = self._keys.decode_prefix(rests)
         heads, elements = list_parts(rests, sizes)
         if not (heads | elements).all():

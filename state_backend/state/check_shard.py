@@ -124,7 +124,7 @@ class _Check:
             self.findings.append(f"shard {self._manifest.shard}: {text}")
 
     def look_at(self, stored: pa.Array, entries: pa.Array) -> None:
-        """Check one batch of entries. Batches come in the order of the stored keys."""
+        """Check one batch of entries, the next in the order of the stored keys `stored`."""
         long_enough = np.diff(binary_views(stored)[0]) >= 3
         if not long_enough.all():
             self.found(f"{np.count_nonzero(~long_enough)} stored keys are too short for a key group and a state id")
@@ -179,7 +179,7 @@ class _Check:
             self._values(state, groups, rests, entries)
 
     def _values(self, state: _State, groups: Groups, rests: pa.Array, entries: pa.Array) -> None:
-        """Check that each entry decodes with its schema version, and note which expiry-index keys must exist."""
+        """Check that each entry of `state` decodes with its schema version. Note which expiry-index keys must exist."""
         times, rows = split_expiry(entries, state.name)
         expiring = mask_of(times.is_valid())
         if expiring.any():
@@ -209,7 +209,7 @@ class _Check:
             self._accounts.change(group, name, *changes)
 
     def _lists(self, state: _State, groups: Groups, rests: pa.Array, entries: pa.Array, sizes: Array) -> Mask:
-        """Check lists, and return a mask of their elements. A list's bounds come directly before its elements."""
+        """Check the rows of a list state. Return a mask: True for an element, False for the bounds of a list."""
         offsets, raw = binary_views(rests)
         heads, elements = list_parts(rests, sizes)
         if not (heads | elements).all():

@@ -83,7 +83,10 @@ def _located(key_groups: Groups, state_id: int, pieces: list[Fixed | pa.Array]) 
 def changes_by_key_group(
     name: str, key_groups: Groups, rests: pa.Array, old: pa.Array, new: pa.Array
 ) -> Iterator[tuple[int, int, int, int]]:
-    """Yield (key group, changes of its digest, entry count and bytes) for `new` entries that replace `old` ones."""
+    """Yield (key group, change of its digest, of its entry count, of its bytes), as entries `old` become `new`.
+
+    `name`: the state. `rests`: stored keys without key group and state id. A null in `old` or `new` means no entry.
+    """
     seed = layout.seed_of(name)
     gone, come = (mask_of(entries.is_valid()) for entries in (old, new))
     change = np.zeros(len(rests), np.uint64)
@@ -106,7 +109,7 @@ def _behind(rests: pa.Array, entries: pa.Array) -> pa.Array:
 
 
 def _entry_bytes(name: str, key_sizes: Int64s, entries: pa.Array) -> Int64s:
-    """Return `layout.entry_bytes` of each entry; 0 for null."""
+    """Return the bytes that RocksDB counts for each entry and its keys, as `layout.entry_bytes` does; 0 for null."""
     there = mask_of(entries.is_valid())
     if not there.any():
         return np.zeros(len(entries), np.int64)
@@ -128,7 +131,7 @@ def mask_of(column: pa.Array) -> Mask:
 
 
 def check_timers(rests: pa.Array, entries: pa.Array) -> None:
-    """Raise `CorruptFile` if one of these entries is no timer (`layout.check_timer`)."""
+    """Raise `CorruptFile` unless all entries are timers. `rests`: stored keys without key group and state id."""
     wrong = (np.diff(binary_views(entries)[0]) > 0) | (np.diff(binary_views(rests)[0]) < layout.TIME_BYTES)
     for at in np.flatnonzero(wrong)[:1].tolist():
         layout.check_timer(rests[at].as_py(), entries[at].as_py())
@@ -142,7 +145,10 @@ def split_timers(timers: pa.Array) -> tuple[pa.Array, Array]:
 
 
 def list_parts(rests: pa.Array, key_sizes: Array) -> tuple[Mask, Mask]:
-    """Return two masks of a list state's stored keys: which are bounds of a list, and which are elements."""
+    """Return two masks of a list state's stored keys (`rests`): which belong to bounds of a list, which to elements.
+
+    `rests` lack the key group and the state id. `key_sizes`: the bytes of the encoded key that each begins with.
+    """
     offsets, raw = binary_views(rests)
     sizes = np.diff(offsets)
     marks = raw[offsets[:-1] + np.minimum(key_sizes, sizes - 1)]
@@ -151,7 +157,7 @@ def list_parts(rests: pa.Array, key_sizes: Array) -> tuple[Mask, Mask]:
 
 
 def numbers_at(raw: Array, places: Array) -> Int64s:
-    """Read the big-endian u64 at each byte position, as int64. Only damaged state has values that do not fit."""
+    """Return, as int64, the big-endian u64 at each of the byte positions `places` in `raw`."""
     return gather(raw, places, np.dtype(">u8")).astype(np.int64)
 
 
@@ -174,7 +180,7 @@ def expiries(entries: pa.Array, name: str) -> Int64s:
 
 
 def split_expiry(entries: pa.Array, name: str) -> tuple[pa.Array, pa.Array]:
-    """Return (expiry times, encoded rows) of stored entries. The time of an entry that never expires is null."""
+    """Return (expiry times in ms, null for never; encoded rows) of the stored entries of state `name`."""
     expiring = is_expiring(entries)
     if not expiring.any():
         return pa.nulls(len(entries), pa.int64()), entries

@@ -57,7 +57,7 @@ def expire(shard: ShardState) -> int:
 
 
 def _remove(shard: ShardState, spans: list[_Span]) -> int:
-    """Delete the entries that the index keys name, then these index keys. Return the number of entries."""
+    """Delete the entries that the expiry-index keys in `spans` name, then these keys. Return the number of entries."""
     if not spans:
         return 0
     groups, times, state_ids, rests = indexed_entries(

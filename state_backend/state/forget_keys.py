@@ -19,7 +19,7 @@ from state_backend.values.records import KeyGroupState, StateDescriptor
 
 @frozen
 class RemovedKeys:
-    """Counts and digests of the key groups after a removal of keys, and the number of removed entries of each state."""
+    """Counts and digests of the key groups after a removal of keys. `entries`: number of removed entries by state."""
 
     key_group_states: tuple[KeyGroupState, ...]
     entries: dict[str, int]

@@ -125,7 +125,7 @@ def with_expiry(row: bytes, expiry_ms: int) -> bytes:
 
 
 def entry_of(row: bytes, now_ms: int, ttl_ms: int | None) -> bytes:
-    """Return a row as a stored entry, which expires `ttl_ms` after `now_ms`. None: it never expires."""
+    """Return the stored entry for an encoded row. It expires `ttl_ms` after `now_ms`; with `ttl_ms` None, never."""
     return row if ttl_ms is None else with_expiry(row, later(now_ms, ttl_ms))
 
 
@@ -146,7 +146,7 @@ def expiry_key(stored_key: bytes, entry: bytes) -> bytes | None:
 
 
 def expiry_changes(stored_key: bytes, before: bytes | None, entry: bytes | None) -> dict[bytes, bytes | None]:
-    """Return the changes of the expiry index when one entry replaces another: index keys (None: delete the key)."""
+    """Return the expiry-index keys to change as `entry` replaces `before`: None deletes the key, b"" adds it."""
     values = ((before, None), (entry, b""))
     keys = ((expiry_key(stored_key, one), value) for one, value in values if one is not None)
     return {key: value for key, value in keys if key is not None}
@@ -176,7 +176,7 @@ def entry_bytes(stored_key: bytes, entry: bytes) -> int:
 
 
 def seed_of(state_name: str) -> int:
-    """Return the seed by which equal entries of two states get other hashes. A fork may change ids, but no names."""
+    """Return a seed for the hashes of a state's entries, so that equal entries of two states have different hashes."""
     return xxhash.xxh64_intdigest(state_name.encode())
 
 

@@ -28,7 +28,7 @@ class ListColumns(StateColumns):
         return self._table(rows), offsets_of(owners, wanted)
 
     def exists(self, wanted: Places) -> Mask:
-        """Return a mask: which lists have an unexpired element. The last element is read first, and often suffices."""
+        """Return a mask: whether the list of each key index in `wanted` has an unexpired element."""
         first, next_ = self._positions(wanted)
         filled = next_ > first
         there = np.zeros(len(wanted), np.bool_)
@@ -42,7 +42,7 @@ class ListColumns(StateColumns):
         return there
 
     def append(self, owners: Places, rows: pa.Table) -> None:
-        """Append each row to the list of its key. Rows of one key keep their order."""
+        """Append `rows[i]` to the list of the key with index `owners[i]`. Rows of one key keep their order."""
         owners, entries = self._sort(owners, self._entries(rows))
         touched, starts, counts, first, next_ = self._lists_of(owners)
         positions = np.repeat(next_ - starts, counts) + np.arange(len(owners))
@@ -51,7 +51,7 @@ class ListColumns(StateColumns):
         self._write_positions(touched, (first, next_), (first, next_ + counts))
 
     def put(self, owners: Places, rows: pa.Table) -> None:
-        """Replace the whole list of each key in `owners` by the key's rows. Lists of other keys stay."""
+        """Replace the whole list of each key in `owners`: `rows[i]` belongs to the key with index `owners[i]`."""
         owners, entries = self._sort(owners, self._entries(rows))
         touched, starts, counts, first, next_ = self._lists_of(owners)
         self._remove(touched, np.maximum(first, counts), next_)
@@ -63,16 +63,16 @@ class ListColumns(StateColumns):
         self._write_positions(touched, (first, next_), (np.zeros_like(first), counts))
 
     def clear(self, wanted: Places) -> None:
-        """Remove the lists of the wanted keys. Positions of new elements begin at 0 again."""
+        """Remove the lists of the keys with the indexes `wanted`. Positions of new elements begin at 0 again."""
         first, next_ = self._positions(wanted)
         self._remove(wanted, first, next_)
         self._write_positions(wanted, (first, next_), (np.zeros_like(first), np.zeros_like(first)))
 
     def trim(self, key_groups: Groups, elements: pa.Array) -> None:
-        """Move the first position of each list behind its deleted elements, and delete the positions of empty lists.
+        """After the deletion of `elements`, move the first position of each list to its first element that is left.
 
-        Otherwise a list whose elements expire would keep a growing range of positions without elements, and each read
-        of the list would look all of them up.
+        If none is left, delete the list's positions. Otherwise a list whose elements expire would keep a growing range
+        of positions without elements, all of which each read would look up. `elements`: keys of the deleted elements.
         """
         offsets, raw = binary_views(elements)
         at = offsets[1:] - layout.SEQUENCE_BYTES
@@ -107,7 +107,7 @@ class ListColumns(StateColumns):
         return (owners, entries) if order is None else (owners[order], entries.take(pa.array(order)))
 
     def _lists_of(self, owners: Places) -> tuple[Places, Positions, Positions, Positions, Positions]:
-        """Return the keys of sorted rows, and for each key its first row, number of rows, and bounds of its list."""
+        """Return, for sorted rows, five arrays by key: its index, first row, row count, first and next position."""
         touched, starts, counts = np.unique(owners, return_index=True, return_counts=True)
         return touched, starts, counts, *self._positions(touched)
 

@@ -21,7 +21,7 @@ from state_backend.values.records import StateDescriptor
 
 
 class MapColumns(StateColumns):
-    """A map state for a batch of keys. In all methods, `user_keys` are the columns of the user keys."""
+    """A map state for a batch of keys. `owners`: for each row, its key's index. `user_keys`: columns of user keys."""
 
     def __init__(self, shard: ShardState, descriptor: StateDescriptor) -> None:
         super().__init__(shard, descriptor)
@@ -50,7 +50,7 @@ class MapColumns(StateColumns):
         return self._table(rows), mask_of(rows.is_valid())
 
     def update(self, owners: Places, user_keys: Sequence[pa.Array], values: pa.Table) -> None:
-        """Set the values of user keys. If a user key occurs several times for one key, its last value counts."""
+        """Set one value for each row's key and user key. If both occur in several rows, the last row counts."""
         self._set(owners, self._user_keys.encode(user_keys), self._entries(values))
 
     def remove(self, owners: Places, user_keys: Sequence[pa.Array]) -> None:
@@ -67,7 +67,7 @@ class MapColumns(StateColumns):
         return self._user_keys.decode(encoded), self._table(rows), offsets_of(owners, wanted)
 
     def exists(self, wanted: Places) -> Mask:
-        """Return a mask: which maps have an unexpired entry. The first entry is read first, and often suffices."""
+        """Return a mask: whether the map of each key index in `wanted` has an unexpired entry."""
         there = np.zeros(len(wanted), np.bool_)
         doubtful = wanted
         for rows in (1, None):

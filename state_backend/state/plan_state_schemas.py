@@ -28,11 +28,11 @@ MADE_WITH = "cairn.made_with"
 
 @frozen
 class StatePlan:
-    """States of an interval; names of `undeclared` ones that it keeps; `dropped` ones, whose entries it deletes."""
+    """Which states an interval has, and which it deletes."""
 
     states: tuple[StateDescriptor, ...]
-    undeclared: tuple[str, ...]
-    dropped: tuple[StateDescriptor, ...]
+    undeclared: tuple[str, ...]  # names of recorded states that the processor no longer declares, and that are kept
+    dropped: tuple[StateDescriptor, ...]  # states whose entries the interval deletes
     warnings: tuple[str, ...]
 
 
@@ -45,11 +45,14 @@ def plan_states(
     dropped: Collection[str] | None = (),
     renamed: Mapping[str, str] = _NO_NAMES,
 ) -> StatePlan:
-    """Plan the states of an interval.
+    """Plan the states of an interval from those that the base recorded and those that the processor declares.
 
     A recorded state keeps its id. A new state gets the next id. A changed schema becomes a new schema version. A
     changed expiry applies to entries written from now on. A state that is no longer declared is kept: after a rollback
     of the deployed code, the older code finds the state again. Settings in the metadata of a schema can't change.
+
+    `deleted`: States to delete. `dropped`: Fields, as `state.path`, whose values may be lost; any other dropped field
+    is an error. None: a dropped field is only a warning. `renamed`: New names of fields by `state.path`.
     """
     by_name = {d.name: d for d in recorded if d.name not in deleted}
     taken = max((d.state_id for d in recorded), default=0)
@@ -80,7 +83,7 @@ def plan_states(
 
 
 def _rename(before: StateDescriptor, now: StateDescriptor, renamed: Mapping[str, str]) -> StateDescriptor:
-    """Return a recorded state with fields renamed in all schema versions. Stored entries need no change."""
+    """Return the recorded state `before` with new field names in all schema versions, where `now` declares them."""
     wanted = field_types(parse_struct(now.versions[-1].value))
     # Rename a struct before its fields: the paths of the fields in `renamed` begin with the struct's new name.
     for name, new in sorted(renamed.items(), key=lambda item: item[0].count(".")):
@@ -135,7 +138,7 @@ def _evolve(
 
 
 def _lost(state: str, lost: Sequence[str], was: StructType, declared: StructType) -> str:
-    """Return the text that says what the pipeline's owner can do about fields whose values would be lost."""
+    """Return advice for an error: how to keep or give up the values of the fields `lost`, in `was` but not declared."""
     had, has = field_types(was), field_types(declared)
     keep = ""
     for path in lost:
@@ -163,7 +166,7 @@ def _check_storable(pipeline: str, state: StateDescriptor) -> None:
 
 
 def _check_instead_of(pipeline: str, declared: StateDescriptor, left: Mapping[str, StateDescriptor]) -> None:
-    """Refuse a new state if the same processor has filled another state with another setting."""
+    """Raise for a new state if a state in `left`, which is no longer declared, is the same one with another setting."""
     of_declared = declared.versions[-1]
     for name, (made, wanted) in _in_metadata(of_declared, INSTEAD_OF).items():
         if name in left and _first_field(left[name].versions[-1]) == _first_field(of_declared):

@@ -114,7 +114,7 @@ class ShardState:
         self.key = b""
 
     def descriptor(self, name: str, kind: str) -> StateDescriptor:
-        """Return the descriptor that the driver planned for a state."""
+        """Return the driver's descriptor of a state. Raise if `init` did not declare the state on the driver."""
         descriptor = self.descriptors.get(name)
         if descriptor is None or descriptor.kind != kind:
             raise StateSchemaError(
@@ -123,7 +123,7 @@ class ShardState:
         return descriptor
 
     def prefetch_state(self, descriptor: StateDescriptor, suffix: bytes = b"") -> None:
-        """Let every later `prefetch` read one entry of this state for each key."""
+        """Let every later `prefetch` read, for each key, the entry of this state whose stored key ends in `suffix`."""
         self._prefetched[descriptor.state_id, suffix] = descriptor.name
 
     def set_key(self, key_group: int, key: bytes) -> None:
@@ -133,7 +133,7 @@ class ShardState:
     # --- batches ------------------------------------------------------------------------------------------------------
 
     def prefetch(self, key_groups: Groups, keys: pa.Array) -> int:
-        """Read the entries of the first of these keys, and return of how many keys. Call `flush` before `prefetch`."""
+        """Read the entries of the first keys into memory, and return the number of these keys. Call `flush` before."""
         done = size_bytes = 0
         while done < len(keys) and size_bytes < PREFETCH_BYTES:
             end = min(len(keys), done + self.prefetch_stride.rows)
@@ -143,7 +143,7 @@ class ShardState:
         return done
 
     def read_ahead(self, key_groups: Groups, keys: pa.Array) -> tuple[int, int]:
-        """Read the entries of the first of these keys, up to about 16 MiB. Return (number of keys, number of bytes)."""
+        """Read the entries of the first keys into memory, up to about 16 MiB. Return (number of these keys, bytes)."""
         size_bytes = 0
         for (state_id, suffix), name in self._prefetched.items():
             wanted = stored_keys(key_groups, state_id, keys, suffix)
@@ -266,12 +266,12 @@ class ShardState:
         self.gathered_bytes += CHANGE_BYTES + (len(entry) if entry else 0)
 
     def write_new(self, stored_key: bytes, entry: bytes) -> None:
-        """Write an entry whose stored key the store lacks, as the caller knows. So the flush reads no old entry."""
+        """Write an entry under a stored key that, as the caller knows, is not in the store: no old entry is read."""
         self.cache.setdefault(stored_key, None)
         self.write(stored_key, entry)
 
     def write_unaccounted(self, stored_key: bytes, data: bytes | None) -> None:
-        """Change the bounds of a list, which digests and entry counts leave out."""
+        """Change the bounds of a list; `data` None: delete them. Digests and entry counts leave bounds out."""
         before = self.read(stored_key)
         if before is None or data is None or len(before) != len(data):
             change_bytes = layout.record_bytes(stored_key, data) if data is not None else 0
@@ -283,7 +283,7 @@ class ShardState:
     # --- maps and timers ----------------------------------------------------------------------------------------------
 
     def write_map(self, start: bytes, stored_key: bytes, entry: bytes | None) -> None:
-        """Replace an entry of a map, or a timer of a key. `start`: the prefix of the map, or of the key's timers."""
+        """Write an entry of a map or a timer of a key; None: delete. `start`: prefix of the map or the timers."""
         self.write(stored_key, entry)
         self.changed_maps.setdefault(start, set()).add(stored_key)
 
@@ -317,7 +317,7 @@ class ShardState:
             yield from _overlaid(chunk, over, None if ended else scan.start) if over else chunk
 
     def _changes_to_scan(self, prefix: bytes) -> set[bytes]:
-        """Return stored keys under a prefix with unwritten changes. If they are many, write all and return none."""
+        """Return the stored keys below `prefix` with unwritten changes. If they are many, write all changes first."""
         changed = self.changed_maps.get(prefix, _NO_CHANGES)
         if len(changed) <= _SCANNED_CHANGES:
             return changed
@@ -331,7 +331,10 @@ _NO_CHANGES: set[bytes] = set()
 def _overlaid(
     chunk: list[tuple[bytes, bytes]], over: dict[bytes, bytes | None], end: bytes | None
 ) -> list[tuple[bytes, bytes]]:
-    """Return a chunk of a scan, with the entries that were current when the scan began."""
+    """Return a chunk of a scan as it was when the scan began. `over`: entries that have changed since (None: absent).
+
+    Only keys below `end` are taken from `over`; None: all keys.
+    """
     entries: dict[bytes, bytes | None] = dict(chunk)
     for key in [key for key in over if end is None or key < end]:
         entries[key] = over.pop(key)

@@ -60,7 +60,7 @@ class EntryColumns:
         self._seen: list[tuple[Sequence[bytes], pa.Array]] = []
 
     def begin(self, key_groups: Groups, keys: pa.Array) -> None:
-        """Begin a batch, on which the next calls act."""
+        """Begin a batch of keys, on which the next calls act."""
         self._groups, self._keys, self.keys = key_groups, keys, len(keys)
         self._seen.clear()
 
@@ -75,7 +75,7 @@ class EntryColumns:
         return stored_keys(self._groups[owners], self._state_id, self._keys.take(pa.array(owners)))
 
     def _read(self, owners: Places, located: Sequence[bytes], *, empty: bool = True) -> pa.Array:
-        """Read entries from the store. `empty`: if the state counts no entries, return nulls without a read."""
+        """Return the entries under `located` (null: absent). `empty`: read nothing if the state's count is 0."""
         if not len(located) or (empty and not self._shard.accounts.entries(self._name)):
             return pa.nulls(len(located), pa.binary())
         for wanted, found in self._seen:
@@ -86,7 +86,7 @@ class EntryColumns:
         return found
 
     def _read_below(self, owners: Places, rows: int | None = None) -> tuple[Places, pa.Array, pa.Array]:
-        """Return (owners, user keys or times, entries): map entries or timers of keys, the first `rows` of each key."""
+        """Return (owners, user keys or times, entries) of the first `rows` map entries or timers of each key."""
         if not self._shard.accounts.entries(self._name):
             nothing = pa.array([], pa.binary())
             return np.zeros(0, np.int64), nothing, nothing
@@ -103,7 +103,7 @@ class EntryColumns:
         old: pa.Array | None = None,
         located: list[bytes] | None = None,
     ) -> None:
-        """Write entries (null: remove), account for them, and update the index. Without `old`, read the old entries."""
+        """Write the entries `new` (null: delete), and update digests, counts and the index. `old` None: read it."""
         located = located or self._locate(owners, rests)
         if old is None:
             old = self._read(owners, located)

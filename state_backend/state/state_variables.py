@@ -173,7 +173,7 @@ class ListState(_KeyedState):
             self._shard.relieve()
 
     def _clear(self, base: bytes, start: int) -> bool:
-        """Remove the elements from a position on. The caller changes the bounds of the list."""
+        """Remove the elements from position `start` on; the bounds stay. Return False if the list has no bounds."""
         first, next_ = self._positions(base)
         for position in range(max(first, start), next_):
             self._shard.write(base + layout.LIST_ELEMENT + layout.pack_position(position), None)
@@ -188,7 +188,7 @@ class ListState(_KeyedState):
         shard.relieve()
 
     def _positions(self, base: bytes) -> tuple[int, int]:
-        """Return the list's first and next position. Between them, expired elements may be missing."""
+        """Return (first position, position of the next new element) of the list with the stored key `base`."""
         packed = self._shard.read(base + layout.LIST_META)
         return layout.unpack_positions(packed) if packed else (0, 0)
 

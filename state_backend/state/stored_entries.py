@@ -44,7 +44,7 @@ class StoredEntries:
         self.checked: set[int] = set()
 
     def look_up(self, wanted: Sequence[bytes], most_bytes: int = sys.maxsize) -> Entries:
-        """Return the wanted entries in order. The result ends early once its entries have `most_bytes`."""
+        """Return the entries under the stored keys `wanted`, in order (None: absent), and stop beyond `most_bytes`."""
         found: Entries = []
         size_bytes = 0
         while len(found) < len(wanted) and size_bytes < most_bytes:
@@ -56,9 +56,9 @@ class StoredEntries:
     def read_sorted(
         self, name: str, key_groups: Groups, wanted: Sequence[bytes], most_bytes: int = sys.maxsize
     ) -> Entries:
-        """Return the wanted entries of a state in order. Scan the key groups of which a quarter or more is wanted.
+        """Return the entries of a state under the stored keys `wanted`, in order (None: absent); stop at `most_bytes`.
 
-        The result ends early once its entries have `most_bytes`.
+        If a quarter or more of a key group's entries is wanted, scan the key group instead of looking up each key.
         """
         starts = [0, *(np.flatnonzero(key_groups[1:] != key_groups[:-1]) + 1).tolist(), len(wanted)]
         dense = []
@@ -84,7 +84,7 @@ class StoredEntries:
         sizes: tuple[int, int] | None = None,
         deletions: int | None = None,
     ) -> None:
-        """Write entries. The caller accounts for them, and changes the indexes.
+        """Write entries; None deletes a key. The caller updates digests, counts and indexes.
 
         `sizes`: (bytes of keys, bytes of entries), if the caller knows them. `deletions`: likewise the number of None.
         """
@@ -101,7 +101,7 @@ class StoredEntries:
                 begin, size_bytes = end, 0
 
     def put_sorted(self, changes: dict[bytes, bytes | None]) -> None:
-        """Write entries in the order of their keys, as `put_many` does."""
+        """Write the entries (None: delete the key) in the order of their keys, as `put_many` does."""
         if changes:
             ordered = sorted(changes)
             self.put_many(ordered, [changes[key] for key in ordered])
@@ -115,7 +115,7 @@ class StoredEntries:
             self.store.delete_range(start, end)
 
     def replace(self, keys: list[bytes], old: Entries, new: Entries) -> None:
-        """Write entries that replace old ones, account for them, and change the indexes."""
+        """Write the entries `new` in place of `old` (None: absent), and update digests, counts and indexes."""
         kept = list(map(ne, old, new))
         if not all(kept):
             keys, old, new = list(compress(keys, kept)), list(compress(old, kept)), list(compress(new, kept))
@@ -125,13 +125,13 @@ class StoredEntries:
         self.put_sorted(index)
 
     def _account(self, keys: list[bytes], old: Entries, new: Entries) -> dict[bytes, bytes | None]:
-        """Account for replaced entries, and return the changes of the indexes."""
+        """Update digests and counts as entries `old` become `new`. Return the index keys to write (None: delete)."""
         size_bytes = max(sum(map(len, filter(None, entries))) for entries in (old, new))
         in_columns = len(keys) >= MIN_COLUMN_ROWS and size_bytes < len(keys) * MAX_COLUMN_BYTES
         return (account_columns if in_columns else account_one_by_one)(self.accounts, self._names, keys, old, new)
 
     def remove(self, start: bytes, *, as_range: bool = False) -> None:
-        """Remove all that is stored under a prefix, with one deletion marker of RocksDB or with one for each key."""
+        """Remove all that is stored under the prefix `start`: with one range deletion, or key by key."""
         end = layout.after(start)
         assert end is not None
         for keys, found in self.store.chunks(start, end):
@@ -148,13 +148,13 @@ class StoredEntries:
             self.store.delete_range(start, end)
 
     def drop(self, state: StateDescriptor) -> None:
-        """Remove all entries of a state. Each is read, because the digest must lose its hash."""
+        """Remove all entries of a state. Each entry is read first, because its hash is subtracted from the digest."""
         self._names |= _names_of([state])
         for key_group in self.accounts.key_groups(state.name):
             self.remove(layout.prefix(key_group, state.state_id), as_range=True)
 
     def check_timers(self, key_group: int) -> None:
-        """Raise `CorruptFile` if the key group's first timer has the layout of an early release. Read it only once."""
+        """Raise `CorruptFile` if the first timer has the layout of an early release. Read each key group once."""
         if key_group in self.checked:
             return
         self.checked.add(key_group)

@@ -55,7 +55,7 @@ class TimerColumns(EntryColumns):
         self._given: tuple[pa.Array, Times] = pa.array([], pa.binary()), np.zeros(0, np.int64)
 
     def register(self, owners: Places, times_ms: Times) -> None:
-        """Register timers. A key has at most one timer for a time: registering a timer again changes nothing."""
+        """Register timer `times_ms[i]` of the key with index `owners[i]`. A timer that exists stays as it is."""
         self._set(owners, times_ms, pa.array([b""], pa.binary()))
 
     def delete(self, owners: Places, times_ms: Times) -> None:
@@ -69,7 +69,7 @@ class TimerColumns(EntryColumns):
         return times_ms, offsets_of(owners, wanted)
 
     def due(self, now_ms: int, most: int) -> Iterator[DueTimers]:
-        """Yield all timers with time <= `now_ms`, grouped by key.
+        """Yield all timers with time <= `now_ms`, grouped by key, about `most` timers at a time.
 
         Each key comes once. Timers that a handler registers during the iteration are not yielded. The yielded timers
         are deleted when the caller asks for the next ones.
@@ -131,7 +131,7 @@ class TimerColumns(EntryColumns):
         return due, (found, start, end)
 
     def _set(self, owners: Places, times_ms: Times, new: pa.Array, old: pa.Array | None = None) -> None:
-        """Write timers (`new`: empty bytes) or remove them (null). `old`: the entries in the store; None: read them."""
+        """Write timers (`new`: empty bytes) or remove them (null). `old`: what the store holds; None: read it."""
         self._check()
         same_owner = owners[1:] == owners[:-1]
         if ((owners[1:] < owners[:-1]) | (same_owner & (times_ms[1:] <= times_ms[:-1]))).any():
@@ -148,7 +148,7 @@ class TimerColumns(EntryColumns):
         self._replace(owners, rests, new.take(same), before, located)
 
     def _read_stored(self, owners: Places, times_ms: Times, located: list[bytes]) -> pa.Array:
-        """Return the store's entry of each timer: empty bytes, or null for no timer."""
+        """Return what the store holds for each timer, under `located`: empty bytes, or null for no timer."""
         # Watermarks ascend, so most new timers are later than all timers of their key group. Look up only the others.
         if len(owners) < MIN_LATEST_ROWS or not self._shard.accounts.entries(self._name):
             return self._read(owners, located)

@@ -44,7 +44,7 @@ def _text(value: object) -> str:
 
 
 def backfill_command(dag_id: str, again: Rerun, airflow: str | None = None) -> str:
-    """Return the command that runs the given intervals in order, including intervals that have already run."""
+    """Return the command that runs the intervals in `again` in order, even if some ran before. `airflow`: its URL."""
     return command_line(
         "backfill",
         dag=dag_id,
@@ -70,9 +70,10 @@ def heal_command(
     code: str | None = None,
     chain: bool = False,
 ) -> str:
-    """Return the command that runs all stale, failed, quarantined and missing intervals up to `to` in order.
+    """Return the `cairn heal` command that runs all stale, failed, quarantined and missing intervals up to `to`.
 
     Callers with a DAG pass `dag_id`: without `--dag`, `cairn heal` uses Airflow only if the newest interval ran there.
+    `airflow`: URL of Airflow's API. `code`: run without Airflow, with this module:NAME. `chain`: heal upstreams first.
     """
     at = _address(airflow)
     return command_line("heal", root=root, pipeline=pipeline, to=to, code=code, dag=dag_id, airflow=at, chain=chain)
@@ -88,9 +89,10 @@ def repair_command(
     airflow: str | None = None,
     chain: bool = False,
 ) -> str:
-    """Return the command that repairs the intervals in `again`. `cairn heal` also repairs all earlier intervals.
+    """Return a command that runs the intervals in `again` once more: `cairn heal`, which repairs earlier intervals too.
 
-    The intervals run in the DAG, or, with `code`, without Airflow. `chain`: `cairn heal` repairs the upstreams first.
+    If the intervals must replace the output of others, the command is `cairn backfill` or, without a DAG, `cairn run`.
+    `airflow`: URL of Airflow's API. `code`: module:NAME, to run without Airflow. `chain`: heal the upstreams first.
     """
     if not again.replace_overlapping:
         return heal_command(root, pipeline, again.last, dag_id, airflow, code=code, chain=chain)
@@ -103,10 +105,9 @@ def repair_command(
 
 
 def clear_command(dag_id: str, task_id: str, logical_date: datetime, others: Collection[str] = ()) -> str:
-    """Return the command that clears a task of one run together with its downstream tasks.
+    """Return Airflow's command that clears a task of one run together with its downstream tasks.
 
-    The text warns about unrelated tasks that the command clears too, because Airflow matches tasks by a part of their
-    id.
+    The command clears every task whose id contains `task_id`. A second line names such ids among `others`.
     """
     day = logical_date.isoformat()
     text = shlex.join(["airflow", "tasks", "clear", dag_id, "-t", task_id, "-d", "-s", day, "-e", day, "-y"])

@@ -24,7 +24,7 @@ class DagRun:
     state: str
     # "scheduled", "manual", "backfill" or another run type of Airflow.
     run_type: str = "scheduled"
-    clear_number: int = 0
+    clear_number: int = 0  # how many times the run was cleared
     logical_date: datetime | None = None
     # Start and end of the run's data interval; None if the run has no data interval.
     start: datetime | None = None
@@ -120,7 +120,7 @@ R = TypeVar("R", bound=DagRun)
 
 
 def read_run(of: type[R], said: Any) -> R:
-    """Return the run of class `of` that `said` describes: an object of Airflow, or a mapping from its REST API."""
+    """Return an Airflow run as an instance of `of`. `said`: a run object of Airflow, or its JSON from the REST API."""
 
     def get(name: str) -> Any:
         return said.get(name) if isinstance(said, Mapping) else getattr(said, name, None)

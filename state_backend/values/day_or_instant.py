@@ -17,7 +17,7 @@ def first_instant(name: str, text: str, zone: tzinfo = UTC) -> datetime:
 
 
 def last_instant(name: str, text: str, zone: tzinfo = UTC) -> datetime:
-    """Return the instant in a text; for a day, its last millisecond. `zone` applies to a text without a time zone."""
+    """Return the instant in a text; for a day, its last ms. `zone`: for a text without a zone; `name`: for errors."""
     if not _DAY.fullmatch(text.strip()):
         return first_instant(name, text, zone)
     following = _parse(name, text, days=1)

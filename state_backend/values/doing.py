@@ -25,7 +25,7 @@ def heard_by(listener: Callable[[str], None]) -> Iterator[None]:
 
 @contextmanager
 def doing(words: str) -> Iterator[None]:
-    """Tell listeners what the block does, such as `opening RocksDB`. It takes microseconds: don't call it per key."""
+    """Tell the listener of `heard_by` what this block does. It costs microseconds, so don't use it for single keys."""
     _words.append(words)
     _tell()
     try:
@@ -36,7 +36,7 @@ def doing(words: str) -> Iterator[None]:
 
 
 def say_part(words: str) -> None:
-    """Replace the words of the innermost `doing` block, such as by `processing key group 5`."""
+    """Give the innermost open `doing` block new words, such as `processing key group 5`, and call the listener."""
     if _words:
         _words[-1] = words
         _tell()

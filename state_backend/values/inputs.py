@@ -12,7 +12,6 @@ from state_backend.values.intervals import Interval
 from state_backend.values.schedule import Schedule, interval_before
 
 Reads = Literal["output", "late", "state"]
-# "within": read the upstream's intervals that lie inside of the reading interval. "all": read all before them too.
 Maps = Literal["within", "all"]
 
 
@@ -23,6 +22,8 @@ class Edge:
     Attributes:
         pipeline: Name of the upstream.
         root: Root of the upstream; None for the root of the reading pipeline.
+        reads: The upstream's output rows, its late rows, or its state.
+        mapping: `within`: read the upstream's intervals inside of the running interval. `all`: also all earlier ones.
         back: The mapping applies to the interval that lies `back` intervals before the interval that runs.
         tracked: True if a change of the upstream makes results of the reading pipeline stale.
     """
@@ -44,9 +45,9 @@ class Edge:
 
 @frozen
 class TriedUpstream:
-    """A trial of an upstream. Trials of the same name read it instead of production, from the start of `span` on."""
+    """The trial of an upstream. From the start of `span` on, its readers' trials read it instead of production."""
 
-    root: str
+    root: str  # the trial's own root
     span: Interval
 
 
@@ -56,6 +57,7 @@ class InputPart:
 
     Attributes:
         last_id: The highest id of the commits that were read.
+        rows: The number of rows in all these intervals; for a state, the number of its entries.
         digest: The digest of the intervals and of what they hold; None if the upstream's records have no digests.
     """
 
@@ -127,7 +129,7 @@ class LogMark:
 
 @frozen
 class FreshAt:
-    """The ends of the logs of a pipeline and its upstreams, at a check that found no stale result."""
+    """Where the logs of a pipeline (`own`) and its upstreams ended at a check that found no result out of date."""
 
     own: LogMark
     upstreams: tuple[LogMark, ...]
@@ -135,14 +137,14 @@ class FreshAt:
 
 @frozen
 class Untracked:
-    """A pipeline that a source read without a declared edge and without checkpoint ids, as with `keyed_output`."""
+    """A pipeline that a source read without declaring it as an upstream, so its changes make no result stale."""
 
     pipeline: str
     root: str
 
 
 def followed_after(before: Iterable[Followed], reads: Iterable[InputRead]) -> tuple[Followed, ...]:
-    """Return the upstreams in `before`, and those of `reads`. Keep all, because older results may have read them."""
+    """Return the upstreams in `before`, which older results have read, and the tracked ones in `reads`, each once."""
     new = [Followed(pipeline=r.edge.pipeline, root=r.edge.root, log=r.log) for r in reads if r.log and r.edge.tracked]
     found: dict[tuple[str, str | None, str], Followed] = {}
     for one in [*before, *new]:
@@ -164,7 +166,7 @@ def gaps_in(span: Interval, covered: Iterable[Interval]) -> Iterator[Interval]:
 
 
 def check_edge(edge: Edge, owner: str) -> None:
-    """Raise `UsageError` if an edge contradicts itself."""
+    """Raise `UsageError` if `back`, `reads` or `mapping` has no valid value. `owner` begins the message."""
     if edge.back < 0 or not isinstance(edge.back, int):
         raise UsageError(f"{owner}: back is {edge.back!r}; give the number of intervals before the interval, 0 or more")
     for name, value, known in (

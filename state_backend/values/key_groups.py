@@ -59,7 +59,7 @@ def range_of(shard: int, parallelism: int, max_parallelism: int) -> KeyGroupRang
 
 
 def check_whole(ranges: Iterable[KeyGroupRange], max_parallelism: int) -> None:
-    """Check that the shards of a checkpoint cover every key group exactly once."""
+    """Raise `StateUnusable` unless the shards' ranges cover every key group, 0 .. max_parallelism-1, exactly once."""
     at = 0
     for shard in sorted(ranges, key=lambda r: r.first):
         if shard.first != at:

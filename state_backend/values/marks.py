@@ -52,8 +52,7 @@ class AttemptEnd:
 class Head:
     """The content of `HEAD.json`: an id that the log contains.
 
-    Writers update the file after commits. The id may be older than the newest record, so readers look for later
-    records.
+    Writers update the file after commits. The id may be an older one, so readers look for later records.
     """
 
     id: int
@@ -82,8 +81,7 @@ class Quarantine:
         reason: Why the checkpoint is refused, for people.
         findings: A sentence for each problem that validation found.
         dropped: True after a person has dropped the checkpoint: the next commit does not retain it.
-        releasing: True while a release is under way. Until it ends, the checkpoint counts as quarantined, and commits
-            of the pipeline are refused.
+        releasing: True while a release is under way. Until its end, the quarantine counts, and commits are refused.
     """
 
     id: int
@@ -147,7 +145,7 @@ class Lease:
 
 @frozen
 class Published:
-    """The content of a file in `published/`: the user's sink has this output of an interval, or need not get it."""
+    """The content of a file in `published/`: the sink has the interval's output of commit `id`, or need not get it."""
 
     id: int
     interval: Interval
@@ -175,8 +173,7 @@ class Savepoint:
     """A copy of the state that belongs to the user. Every handle is relative to the savepoint's own folder.
 
     Attributes:
-        format: `native`: the content's shards hold the state. `canonical`: `files` hold the state, and the content has
-            no shards.
+        format: `native`: the content's shards hold the state. `canonical`: `files` do, and the content has no shards.
     """
 
     savepoint: str
@@ -208,6 +205,7 @@ class TrialBase:
 
     Attributes:
         id: A checkpoint of production or, with `savepoint`, of the pipeline from which the savepoint was taken.
+        digest: The digest of the state.
         savepoint: The URL of the savepoint; None if the trial began from a checkpoint.
     """
 
@@ -225,6 +223,7 @@ class Trial:
         code_hash: The hash of the tried code, as in `Content`.
         code_version: The name of the tried code for people, as in `Content`.
         span: The time from the start of the first interval to the end of the last interval.
+        length_ms: The length of the first interval in milliseconds.
         attempt: The uuid of the attempt that forked production's state into the trial. It tells trials of one name
             apart.
         base: The state that the trial began from; None for empty state.

@@ -27,9 +27,10 @@ COMMITTED = "@cairn committed "
 
 
 def parameter(text: str, default: Any = MISSING, *, option: str = "", env: str = "", least: int | None = None) -> Any:
-    """Return a field that the command line offers as an option.
+    """Return a field of a request that the command line offers as an option, with the help `text`.
 
     `option`: The option, as `--from`; empty: made from the field's name. A name without dashes: positional argument.
+    `env`: An environment variable that gives the value instead. `least`: The smallest number that is accepted.
     """
     return field(default=default, metadata={"help": text, "option": option, "env": env, "least": least})
 
@@ -172,7 +173,7 @@ class TryCode(OfCode):
 
 @dataclass(frozen=True, kw_only=True)
 class PromoteTrial(OfCode):
-    """Request to take over the code of a trial."""
+    """Request to make the code of a trial the code of production: `cairn promote`."""
 
     command: ClassVar[str] = "promote"
 
@@ -225,7 +226,7 @@ class _OfState(Operation):
     run: RunRef | None = None
 
     def of_record(self, what: str) -> dict[str, Any]:
-        """Return the run, attempt and permissions that the operation's record gets."""
+        """Return run, attempt and permissions for a record. Without an Airflow run, the run id begins with `what`."""
         attempt = self.attempt or str(uuid4())
         return {
             "run": self.run or own_run(f"{what}__{attempt}"),

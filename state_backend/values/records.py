@@ -175,8 +175,7 @@ class ShardChanges:
     manifest again.
 
     Attributes:
-        key_group_states: The key groups that changed, ascending. A key group that became empty is listed, without
-            `entries`.
+        key_group_states: The key groups that changed, ascending. One that became empty is listed without `entries`.
     """
 
     segments: tuple[Segment, ...]
@@ -203,8 +202,7 @@ class InSegment:
 class InlineShard:
     """A shard of a checkpoint whose manifest lies in the record itself.
 
-    The fields that are always None appear in the JSON, so that both kinds of shards have the same fields
-    (`FiledShard`).
+    The fields that are always None appear in the JSON, so that it has the same fields as that of a `FiledShard`.
     """
 
     shard: int

@@ -24,7 +24,7 @@ WHEEL = f"cairn_state-{RELEASE}-py3-none-any.whl"
 
 
 def unsupported(where: str, wrote: str, reads: str, release: str | None = None) -> UnsupportedFormat:
-    """Return the error for a file in a format that this release can't read. The message names the release to use."""
+    """Return the error for the file `where`, whose format this release can't read. `release`: its writer, if known."""
     who = f"Cairn {release[:40]}" if release is not None else "another release of Cairn"
     text = f"{where}: {who} wrote {wrote}; this is Cairn {RELEASE}, which reads {reads}\n"
     if release is None:

@@ -206,7 +206,7 @@ _QUARANTINED_DAYS = 14
 
 
 def quarantined_days(policy: RetentionPolicy) -> int:
-    """Return how many days a policy keeps quarantined checkpoints: the most of its `KeepQuarantined`, or 14."""
+    """Return how many days a policy keeps quarantined checkpoints: as its longest `KeepQuarantined` says, else 14."""
     found = _all_quarantined_days(policy)
     return max(found, default=_QUARANTINED_DAYS)
 
@@ -219,7 +219,7 @@ def _all_quarantined_days(policy: RetentionPolicy) -> list[int]:
 
 
 def check_retention(retention: object, what: str) -> None:
-    """Check that a value is a policy that a record can store."""
+    """Raise `UsageError` if `retention` is no policy that a record can store. `what` names the value in the message."""
     if not isinstance(retention, RetentionPolicy):
         raise UsageError(f"{what}: expected {_NAMES}, since checkpoints record the policy; found {retention!r}")
 

@@ -115,7 +115,7 @@ class Every:
         """Do nothing: the constructor has checked the length."""
 
     def around(self, at: datetime) -> Interval:
-        """Return the interval that begins at an instant: any instant may be a boundary."""
+        """Return the interval that begins at `at`. A schedule of one length has no fixed boundaries."""
         return Interval(at, self.after(at))
 
     def after(self, boundary: datetime) -> datetime:
@@ -185,7 +185,7 @@ class _Clock:
 
 
 def schedule_of(value: Any, zone: str) -> Schedule:
-    """Return the schedule that a text or a timedelta names."""
+    """Return `value` as a schedule: a cron text (in the time zone `zone`), a timedelta, a `Cron` or an `Every`."""
     if isinstance(value, timedelta):
         return Every(value // timedelta(milliseconds=1))
     found = Cron(value, zone) if isinstance(value, str) else value
@@ -198,7 +198,7 @@ def schedule_of(value: Any, zone: str) -> Schedule:
 
 
 def are_same(one: Schedule, other: Schedule) -> bool:
-    """Return True if two schedules have the same boundaries by their texts: `0 6 * * MON-FRI` equals `0 6 * * 1-5`."""
+    """Return True if two schedules are equal, or are cron texts of one meaning: `0 6 * * MON-FRI` and `0 6 * * 1-5`."""
     if isinstance(one, Cron) and isinstance(other, Cron):
         from croniter import croniter
 
@@ -240,7 +240,7 @@ def starting_between(schedule: Schedule, first: datetime, last: datetime) -> Ite
 
 
 def count_between(schedule: Schedule, first: datetime, last: datetime, most: int = 20_000) -> tuple[int, bool]:
-    """Return (number of intervals that begin at or between two instants, False if it is an estimate above `most`)."""
+    """Return (number of intervals that begin from `first` to `last`, True). Above `most`: (an estimate, False)."""
     if isinstance(schedule, Every):
         return max(0, (last - first) // schedule.length + 1), True
     counted = list(islice(starting_between(schedule, first, last), most + 1))
@@ -265,7 +265,7 @@ def interval_before(schedule: Schedule, end: datetime) -> Interval | None:
 
 
 def interval_around(schedule: Schedule, at: datetime) -> Interval:
-    """Return the interval that contains the instant `at`; under `Every`, the interval that begins at `at`."""
+    """Return the interval of a cron schedule that contains `at`. Of an `Every`, return the one that begins at `at`."""
     return _clock(schedule).around(at)
 
 
@@ -285,7 +285,7 @@ def _clock(schedule: Schedule) -> _Clock | Every:
 
 
 def no_boundary(schedule: Schedule, at: datetime) -> str:
-    """Return a sentence that says that no interval begins at an instant, with the nearest beginnings."""
+    """Return the message that no interval begins at `at`. It names the nearest beginnings before and after."""
     around = interval_around(schedule, at)
     return (
         f"no interval of the schedule ({schedule}) begins at {format_instant(at)}; the nearest begin at {format_instant(around.start)} "

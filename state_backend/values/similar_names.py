@@ -11,7 +11,7 @@ _MOST_NAMES = 10
 
 
 def similar_to(given: str, known: Sequence[str]) -> str:
-    """Return the line `Did you mean …?` after a line break; an empty text if no known name is similar."""
+    """Return a line break and `Did you mean …?` with the similar names in `known`; an empty text if none is similar."""
     close = get_close_matches(given, known)
     return f"\n{DID_YOU_MEAN} {' or '.join(map(repr, close))}?" if close else ""
 

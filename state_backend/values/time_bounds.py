@@ -21,6 +21,6 @@ LONGEST_US = LONGEST // _MICROSECOND
 
 
 def check_length_of_time(what: str, value: timedelta, instead: str = "") -> None:
-    """Raise `UsageError` if a length of time is longer than `LONGEST`, in either direction."""
+    """Raise `UsageError` if a length of time exceeds `LONGEST`. `what` begins the message, `instead` is advice."""
     if not -LONGEST <= value <= LONGEST:
         raise UsageError(f"{what} is {value!r}; the longest is timedelta(days={LONGEST.days}){instead}")

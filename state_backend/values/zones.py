@@ -96,9 +96,9 @@ def zone_of(name: str) -> Zone:
 
 
 def settled_wall_ms(at_ms: int, rules: tzinfo) -> int:
-    """Return the latest wall time that all instants after `at_ms` reach or exceed, in ms as if the zone were UTC.
+    """Return the latest wall time that no instant after `at_ms` comes before, in ms as if the zone were UTC.
 
-    Mostly this is the wall time at `at_ms`. If `at_ms` is in an hour that clocks will repeat, it is the hour's start.
+    Mostly this is the wall time at `at_ms`. If clocks will repeat the hour of `at_ms`, it is the start of that hour.
     """
     low, offset = at_ms, _offset_ms(rules, at_ms)
     high = at_ms + _LONGEST_CHANGE_MS

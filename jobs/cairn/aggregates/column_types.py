@@ -28,7 +28,7 @@ _SCALARS = (BooleanType, DateType, TimestampType, TimestampNTZType, BinaryType, 
 
 
 class UnfitError(Exception):
-    """The error for an unfit column type. Its text completes the sentence "column 'x' is array<int>, and ..."."""
+    """The error for a column type that an aggregate refuses. Its text completes "column 'x' is array<int>, and ..."."""
 
 
 def numeric_type(of: Any, result: DataType) -> DataType:
@@ -44,9 +44,9 @@ def sum_type(of: Any) -> DataType:
 
 
 def is_scalar(of: Any) -> bool:
-    """Return True for a type that can be ordered: numbers, strings, binary, booleans, dates and timestamps.
+    """Return True for a Spark type that can be ordered: numbers, strings, binary, booleans, dates and timestamps.
 
-    The result is True for every string type, so the caller must check the collation.
+    The result is True for a string with any collation, so the caller must check the collation.
     """
     return isinstance(of, (*_INTEGERS, *_FLOATS, DecimalType, *_SCALARS))
 

@@ -63,7 +63,7 @@ class Aggregate(ABC):
         """Return the Spark type of the aggregate's value.
 
         Args:
-            of: Spark type of the aggregated column, for which `parts` raises no error; None for whole rows.
+            of: Spark type of the aggregated column, one that `parts` accepts; None for whole rows.
         """
 
     @abstractmethod
@@ -75,11 +75,11 @@ class Aggregate(ABC):
             old: The fields that `parts` names, as stored before the batch: one element per key, null for a new key.
 
         Returns:
-            The fields to store, and the aggregate's value. Both have one element per key.
+            (fields, values): the fields to store, by name, and the aggregate's values. All have one element per key.
         """
 
     def parts_to_merge(self, of: Any) -> dict[str, DataType]:
-        """Return the fields that `merge` needs. They include the fields of `parts`.
+        """Return the fields that `merge` needs, by name: those of `parts`, and perhaps further ones.
 
         Args:
             of: Spark type of the aggregated column; None for whole rows.
@@ -94,7 +94,7 @@ class Aggregate(ABC):
             stored: The stored aggregates, one per row, grouped by key. Columns are the fields of `parts_to_merge`.
 
         Returns:
-            The fields of the merged aggregates, with one element per key.
+            The fields of the merged aggregates, by name, with one element per key.
         """
 
     def __str__(self) -> str:
@@ -283,8 +283,8 @@ class _Extreme(_OfColumn, ABC):
 
     # "min" or "max": the name of the state's only field, and of the aggregation in Arrow's `group_by`.
     _part: ClassVar[str]
-    _fold: ClassVar[np.ufunc]
-    _of_two: ClassVar[Any]
+    _fold: ClassVar[np.ufunc]  # NumPy's function for two values, such as `np.fmin`.
+    _of_two: ClassVar[Any]  # The same for Arrow arrays.
 
     def parts(self, of: Any) -> dict[str, DataType]:
         return {self._part: scalar_type(of, "values of this type can't be ordered here")}

@@ -28,7 +28,7 @@ Parts = Mapping[str, pa.Array]
 
 
 def total_of(column: Column, before: pa.Array, name: str, valid: Bools) -> pa.Array:
-    """Return each key's stored sum plus the key's values in the batch, in the type of the stored sums."""
+    """Return each key's sum: the stored one (`before`) plus the batch's values. `valid`: False makes it null."""
     if pa.types.is_floating(before.type):
         return array_of(double_total(column, before), before.type, valid)
     add = _decimal_total if pa.types.is_decimal(before.type) else _long_total
@@ -39,7 +39,7 @@ def total_of(column: Column, before: pa.Array, name: str, valid: Bools) -> pa.Ar
 
 
 def double_total(column: Column, before: pa.Array) -> Doubles:
-    """Return each key's stored sum plus the key's values in the batch, added one by one from left to right."""
+    """Return each key's sum: the stored one (`before`), plus the batch's values one by one, from left to right."""
     total = numbers(before).astype(np.float64)
     with np.errstate(all="ignore"):
         np.add.at(total, column.owners, column.doubles)
@@ -47,7 +47,7 @@ def double_total(column: Column, before: pa.Array) -> Doubles:
 
 
 def _long_total(column: Column, before: pa.Array) -> tuple[Int64s, Bools]:
-    """Return (sums, overflows): each key's new sum, and True for each key whose sum does not fit 64 bits.
+    """Return (sums, overflows): the new sum of each key, and True where it does not fit 64 bits. `before`: Stored sums.
 
     The upper and lower 32 bits are summed separately, so that neither sum can overflow. Only the final sum must fit 64
     bits: a partial sum may exceed them.
@@ -62,7 +62,7 @@ def _long_total(column: Column, before: pa.Array) -> tuple[Int64s, Bools]:
 
 
 def _decimal_total(column: Column, before: pa.Array) -> tuple[Array, Bools]:
-    """Return (sums, overflows): each key's new decimal sum, and True for each key whose sum exceeds the precision.
+    """Return (sums, overflows): the new decimal sum of each key, and True where it exceeds the precision.
 
     A sum has four 32-bit limbs. Each limb is summed in its own int64, so that none overflows. Carries are added last.
     """
@@ -88,7 +88,7 @@ def _less(left: Int64s, right: Int64s) -> Bools:
 
 
 def decimal_means(column: Column, totals: pa.Array, counts: Int64s, name: str) -> pa.Array:
-    """Return each key's mean, rounded half up to four more decimal places than the values have. No values: null."""
+    """Return the mean of each key, `totals` / `counts`, rounded half up to four more decimals; null for no values."""
     of = column.array.type
     result = pa.decimal128(min(MAX_DIGITS, of.precision + 4), min(MAX_DIGITS, of.scale + 4))
     wide, step = Context(prec=2 * MAX_DIGITS, rounding=ROUND_HALF_UP), Decimal(1).scaleb(-result.scale)
@@ -113,7 +113,7 @@ def _overflow(what: str, name: str, of: pa.DataType, column: Column, overflows: 
 
 
 def running_sums(values: Doubles, before: Doubles, starts: Int64s, lengths: Int64s) -> Doubles:
-    """Return for each value the running sum of its key: `before`, plus the key's values up to and with this value."""
+    """Return the running sums of `values` for each key: the key's `before`, plus its values up to and with this one."""
     running = values.copy()
     running[starts] += before
     at, left = starts, lengths
@@ -143,7 +143,7 @@ def counts_of(stored: Groups) -> Int64s:
 
 
 def arrivals_of(groups: Groups, old: Parts, keys: Any, rows: Int64s, replaced: Bools) -> Parts:
-    """Return the fields of `ARRIVAL`: when the row of each key's value arrived. Empty if the state lacks them."""
+    """Return the new fields `ARRIVAL`: when the row arrived whose value each key has. Empty if the state lacks them."""
     if groups.arrivals is None:
         return {part: old[part] for part in ARRIVAL if part in old}
     interval_ms, number = (numbers(old[part]).copy() for part in ARRIVAL)
@@ -154,7 +154,7 @@ def arrivals_of(groups: Groups, old: Parts, keys: Any, rows: Int64s, replaced: B
 
 
 def arrival_keys(rows: pa.Table) -> tuple[Int64s, Int64s]:
-    """Return (numbers, interval ends) of the rows' arrivals, for `np.lexsort`, whose last key is the primary one."""
+    """Return (numbers, interval ends) of the arrivals in `rows`: keys for `np.lexsort`, whose last key counts most."""
     return numbers(whole(rows["number"])), numbers(whole(rows["interval_ms"]))
 
 
@@ -164,6 +164,6 @@ def taken_rows(rows: pa.Table, chosen: Int64s) -> Parts:
 
 
 def pick_values(before: pa.Array, array: pa.Array, rows: Int64s, places: Int64s) -> pa.Array:
-    """Return for each key the element at `places` in the stored elements followed by the elements at `rows`."""
+    """Return for each key the element at `places` in `before`, the stored values, followed by `array` at `rows`."""
     new = array.take(pa.array(rows)).cast(before.type)
     return pa.concat_arrays([before, new]).take(pa.array(places))

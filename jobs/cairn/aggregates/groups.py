@@ -19,7 +19,7 @@ Doubles = npt.NDArray[np.float64]
 
 @frozen
 class Arrivals:
-    """Order of arrival of the rows of a batch. Rows of an earlier interval come first."""
+    """When the rows of a batch arrived, by which `First` and `Last` choose. Rows of an earlier interval come first."""
 
     # End of the interval, in milliseconds since the epoch.
     interval_ms: int
@@ -45,7 +45,7 @@ class Groups:
 
     @property
     def some(self) -> slice:
-        """The slice of the keys that have rows: all keys, or none if the batch has no rows."""
+        """The slice of those keys that have rows: all keys, or none if the batch has no rows."""
         return slice(None if self.batch.rows.num_rows else 0)
 
     @cached_property
@@ -61,7 +61,7 @@ class Groups:
 
 
 def key_text(batch: KeyedBatch, key: Any) -> str:
-    """Return the text for messages of the key at position `key` in a batch, such as "user='ann'"."""
+    """Return the key at the position `key` of a batch as text for messages, such as "user='ann'"."""
     values = batch.keys.slice(int(key), 1).to_pylist()[0]
     return ", ".join(f"{name}={value!r}" for name, value in values.items())
 
@@ -87,19 +87,19 @@ class Column:
 
     @cached_property
     def values(self) -> Array:
-        """The column's non-null values."""
+        """The non-null values of the column as a NumPy array, key after key."""
         values = numbers(self.array)
         return values[self.rows] if self.array.null_count else values
 
     @cached_property
     def doubles(self) -> Doubles:
-        """The column's non-null values as float64, for means and variances."""
+        """The non-null values of the column as float64, key after key, for means and variances."""
         if pa.types.is_decimal(self.array.type):
             return np.asarray(self.array.drop_null().cast(pa.float64()).to_numpy())
         return self.values.astype(np.float64)
 
     def reduce(self, fold: np.ufunc, values: Array) -> Array:
-        """Reduce `values` (one per non-null value) to one for each key. Keys without a non-null value are left out."""
+        """Reduce `values`, one for each non-null value, to one for each key that has any (`present`)."""
         if len(values) == len(self.starts):
             return values
         folded: Array = fold.reduceat(values, self.starts, axis=0)

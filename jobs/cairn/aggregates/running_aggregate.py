@@ -84,7 +84,7 @@ class RunningAggregate(ArrowProcessor):
 def step_aggregates(
     aggregates: Mapping[str, Aggregate], parts_of: Mapping[str, Sequence[str]], groups: Groups, old: pa.Table
 ) -> tuple[pa.Table, dict[str, pa.Array]]:
-    """Return (state, values): the new state fields of all aggregates, and their values, with one element per key."""
+    """Return (state, values), per key: new fields of all aggregates, after the rows in `groups`, and their values."""
     new: dict[str, pa.Array] = {}
     values: dict[str, pa.Array] = {}
     for name, aggregate in aggregates.items():

@@ -22,7 +22,7 @@ def nullable(schema: StructType) -> list[StructField]:
 
 
 def spelled_name(name: str, names: Sequence[str]) -> str:
-    """Return the spelling of `name` in `names`, ignoring case. If `names` lacks the name, return it unchanged."""
+    """Return `name` as it is spelled in `names`, ignoring case. A name that `names` lacks is returned unchanged."""
     return name if name in names else next((own for own in names if own.lower() == name.lower()), name)
 
 
@@ -41,7 +41,7 @@ def aggregate_fields(aggregates: Mapping[str, Aggregate], handle: Any) -> list[S
 def state_fields(
     aggregates: Mapping[str, Aggregate], parts: Mapping[str, Sequence[tuple[str, DataType]]]
 ) -> list[StructField]:
-    """Return the fields of the state: one for each part of each aggregate.
+    """Return the fields of a state: one for each part (name, type) of each aggregate.
 
     The field's metadata records the aggregate's input column and `ignore_nulls`. So Cairn can refuse changed code that
     computes the same output column in another way.
@@ -88,7 +88,7 @@ def plan_fields(
     *,
     merged: bool = False,
 ) -> dict[str, list[tuple[str, DataType]]]:
-    """Return for each aggregate (name, Spark type) of its state fields. `merged`: include the fields for `merge`."""
+    """Return (name, Spark type) of the stored fields of each aggregate. `merged`: Also the fields for `merge`."""
     check_declared(owner, aggregates)
     types = {f.name: f.dataType for f in input_schema.fields}
     taken = {name.lower(): f"key column {name!r}" for name in key_schema.names}
@@ -111,9 +111,9 @@ def plan_fields(
 
 
 def declared_in(of: type, base: type) -> dict[str, Aggregate]:
-    """Return the aggregates that a class declares or inherits, those of base classes first.
+    """Return the aggregates that the class `of` declares or inherits, by attribute name, those of base classes first.
 
-    Raise `UsageError` if an aggregate has the name of an attribute that every processor has (`base`).
+    Raise `UsageError` if an aggregate has the name of an attribute of `base`, which every processor has.
     """
     for name, value in vars(of).items():
         if isinstance(value, Aggregate) and hasattr(base, name):

@@ -55,7 +55,7 @@ class RestError(RuntimeError):
 
 @frozen
 class Backfill:
-    """A backfill that Airflow has created with a DAG run for each of its dates. The runs need not have ended."""
+    """A backfill that Airflow has created, after `tries` tries, with `runs` DAG runs, which need not have ended."""
 
     id: int
     dag_id: str
@@ -77,9 +77,9 @@ class AirflowRest:
         )
 
     def call(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
-        """Send a request and return the JSON answer; None for an empty answer.
+        """Send a request with `body` as JSON, and return the JSON answer; None for an empty answer.
 
-        After a temporary refusal (`RestError.passes`), which changed nothing, the request is repeated for ten seconds.
+        After a temporary refusal (`RestError.passes`), which changed nothing, repeat the request for ten seconds.
         """
         for tries_left in range(20, -1, -1):
             try:
@@ -90,7 +90,7 @@ class AirflowRest:
                 time.sleep(0.5)
 
     def call_once(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
-        """Send a request as `call` does, but only once: raise `RestError` for a temporary refusal too."""
+        """Send a request once, and return the JSON answer as `call` does. Raise `RestError` for each refusal."""
         headers = {"Content-Type": "application/json", "Accept": "application/json"}
         if path != "/auth/token":
             headers["Authorization"] = f"Bearer {self.token()}"
@@ -105,7 +105,7 @@ class AirflowRest:
         return json.loads(text) if text else None
 
     def token(self) -> str:
-        """Return the user's token for Airflow's API. The first call gets the token from Airflow.
+        """Return the user's token for Airflow's API, which the first call requests from Airflow.
 
         Airflow's pages accept the token as the cookie `_token`.
         """
@@ -121,9 +121,9 @@ class AirflowRest:
     def zone_of_days(self, dag_id: str, recorded: Schedule | None) -> Zone:
         """Return the time zone in which a day of a DAG begins.
 
-        `recorded`: Schedule of the pipeline's newest checkpoint. If it is a cron schedule, the result is its zone.
-        Otherwise the result is Airflow's default time zone, the only one that Airflow's API tells: the field `timezone`
-        of a DAG is the setting `[core] default_timezone` (seen with Airflow 3.3.2).
+        `recorded`: Schedule of the pipeline's newest checkpoint; None without one. If it is a cron schedule, the result
+        is its zone. Otherwise the result is Airflow's default time zone, the only one that Airflow's API tells: the
+        field `timezone` of a DAG is the setting `[core] default_timezone` (seen with Airflow 3.3.2).
         """
         if isinstance(recorded, Cron):
             return zone_of(recorded.zone)
@@ -188,8 +188,8 @@ class AirflowRest:
     ) -> Backfill:
         """Create a backfill with a DAG run for each date, and unpause the DAG, so that Airflow starts the runs.
 
-        If Airflow creates runs for only some of the dates, this method cancels the backfill and creates it again, until
-        `timeout_s` is over.
+        If Airflow creates runs for only some of the dates, cancel the backfill and create it again, until `timeout_s`
+        is over. `reprocess`, `conf`: As in Airflow's API. `say`: Prints a line if the first try fails.
         """
         body = {
             "dag_id": dag_id,
@@ -250,10 +250,10 @@ class AirflowRest:
         return Backfill(id=made["id"], dag_id=dag_id, runs=len(dates), tries=tries)
 
     def backfill_dates(self, body: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-        """Return (body, dates): a request body that covers all runs of a backfill, and the runs' logical dates.
+        """Return (body, dates): the request for a backfill, changed to cover all of its runs, and their logical dates.
 
         If the clock skips the local time at which an interval ends, Airflow 3.3 leaves the interval out of a range that
-        begins exactly at its start. So in this case the body's range begins one second earlier.
+        begins exactly at its start. So in this case the range in the body begins one second earlier.
         """
         body, dates = dict(body), self._dry_run(body)
         first = _instant(body["from_date"])
@@ -268,7 +268,7 @@ class AirflowRest:
         return [run["logical_date"] for run in self.call("POST", "/api/v2/backfills/dry_run", body)["backfills"]]
 
     def _missing(self, dag_id: str, dates: Sequence[str], since: str) -> list[str]:
-        """Return those of `dates` for which no run is queued or running, or was queued at or after `since`."""
+        """Return those of `dates` without a run, or with one that has ended and was queued before `since`."""
         covered = {
             run.logical_date
             for run in self.runs_between(DagRun, dag_id, dates[0], dates[-1])
@@ -279,7 +279,7 @@ class AirflowRest:
 
 @contextmanager
 def explain_errors(url: str, dag_id: str) -> Iterator[None]:
-    """Convert an error of Airflow's API in the `with` block to a `CairnError` that says what to do."""
+    """Convert an error of Airflow's API in the `with` block to a `CairnError` that says what the user has to do."""
     try:
         yield
     except RestError as error:

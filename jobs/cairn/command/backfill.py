@@ -63,7 +63,7 @@ def backfill(
     airflow: Airflow = Variable.AIRFLOW.default,
     as_json: Json = False,
 ) -> int:
-    """The command checks that the backfill has a run for each interval. `cairn heal` runs only what needs a repair."""
+    """`cairn backfill` checks that Airflow has a run for each interval. `cairn heal` runs only what needs a repair."""
     rest = AirflowRest(airflow)
     for option, text in (("--from", from_), ("--to", to)):
         first_instant(option, text)  # Raises an error for a wrong text, before the first request.

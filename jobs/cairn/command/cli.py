@@ -89,7 +89,7 @@ app = typer.Typer(
 
 
 class _NoPandas(MetaPathFinder):
-    """An import hook that hides pandas from PyArrow, whose import of pandas takes longer than the rest of a command."""
+    """An import hook that hides pandas from PyArrow, since the import of pandas takes longer than a short command."""
 
     def find_spec(self, fullname: str, *_: object) -> None:
         if fullname == "pandas":

@@ -34,7 +34,7 @@ def diff(
     ] = False,
     as_json: Json = False,
 ) -> int:
-    """The command reads only the key groups that differ."""
+    """The command compares digests, and reads entries only of the key groups that differ."""
     sources = [find_state(which, root=root, pipeline=pipeline) for which in (first, second)]
     found = _metadata_diff(sources)
     if not fast:

@@ -28,9 +28,10 @@ P = ParamSpec("P")
 
 
 def exit_codes(command: Callable[P, int], leaves: str = CONTINUES) -> Callable[P, None]:
-    """Wrap a command: make its return value the exit code, and print a `CairnError` on stderr with its own exit code.
+    """Wrap a command, so that it exits with its return value, or with the exit code of a `CairnError`, which it prints.
 
-    After Ctrl-C, print how much was done and which command continues. Do not catch any other exception.
+    After Ctrl-C, print on stderr how much was done, and `leaves`: what remains, and which command continues. Other
+    exceptions are not caught.
     """
 
     @functools.wraps(command)
@@ -76,7 +77,7 @@ def _print_error(error: CairnError, options: Mapping[str, object]) -> None:
 
 
 def _if_wrong(root: str, pipeline: str) -> str:
-    """Return a line with similar names of pipelines below a root, if `pipeline` has no files there; else ""."""
+    """Return a line with similar pipeline names below `root` if `pipeline` has no files there; else an empty text."""
     from state_backend.adapters.open_storage import join_url, open_storage
     from state_backend.inspection.find_pipelines import other_pipelines
 

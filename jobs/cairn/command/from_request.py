@@ -16,9 +16,9 @@ from state_backend.values.operation_parameters import Operation
 
 
 def with_options(command: Callable[..., int]) -> Callable[..., int]:
-    """Replace the command's first parameter, a request, by an option for each of its fields. Keep its other options.
+    """Return a command for Typer with an option for each field of the request, the first parameter of `command`.
 
-    A command whose first parameter is not a request is returned unchanged.
+    Its other options are kept. A command whose first parameter is not a request is returned unchanged.
     """
     hints = get_type_hints(command, include_extras=True)
     (_, own), *others = [(one, hints[one]) for one in inspect.signature(command).parameters] or [("", None)]
@@ -46,7 +46,7 @@ def with_options(command: Callable[..., int]) -> Callable[..., int]:
 
 
 def option_of(request: type[Any], name: str) -> Any:
-    """Return the `typer.Option` or `typer.Argument` for a field of a request class, from the field's metadata."""
+    """Return the `typer.Option` or `typer.Argument` for the field `name` of a request class, from its metadata."""
     told = next(field.metadata for field in fields(request) if field.name == name)
     option = told["option"] or f"--{name.replace('_', '-')}"
     if not option.startswith("--"):

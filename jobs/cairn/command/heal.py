@@ -60,18 +60,18 @@ _QUIET_S = 60.0
 
 
 class _Place(Protocol):
-    """Where intervals run: in Airflow, or in this process."""
+    """The place where intervals run, up to the one that starts at `last`: Airflow, or this process."""
 
-    own_backfills: set[int]
+    own_backfills: set[int]  # Ids of the backfills that this command has created in Airflow.
     last: datetime
 
     def plan(self, now: datetime, *, fresh: bool) -> tuple[HealPlan, Health]:
-        """Return (plan, health): the next steps, and the state of the pipeline's results."""
+        """Return (plan, health): the next steps, and the state of the results. `fresh`: Ask for the schedule again."""
 
     def carry_out(self, step: Step) -> None: ...
 
     def publish(self) -> None:
-        """Call the sink for output that a killed `cairn heal` had committed. In Airflow, the task's retry does this."""
+        """Call the sink for output that a killed `cairn heal` has committed. In Airflow, a task's retry does this."""
 
 
 def heal(
@@ -129,8 +129,10 @@ def heal(
 
 
 def _last_of_others(log: Log, to: str) -> str:
-    """Return `--to` for the other pipelines of a chain: a second before the end of the named pipeline's last
-    interval. If this interval is a month, it also reads days that start later than the month."""
+    """Return `--to` for the other pipelines of a chain: a second before the named pipeline's interval at `to` ends.
+
+    If this interval is a month, it also reads days that start later than the month.
+    """
     last = last_instant("--to", to)
     ends = [fact.interval.end for fact in last_facts(log.facts(None)) if fact.interval.start <= last]
     if not isinstance(log.schedule, Every | None):  # Under `Every`, an interval begins at any instant.
@@ -140,7 +142,7 @@ def _last_of_others(log: Log, to: str) -> str:
 
 
 def _healing(request: Heal, spark: str, airflow: str, *, as_json: bool, recorded: bool = False) -> _Healing:
-    """Prepare the work on one pipeline. `recorded`: Take the code that the newest checkpoint names, not CAIRN_CODE."""
+    """Prepare to heal one pipeline. `recorded`: Take the code that its newest checkpoint names, not CAIRN_CODE."""
     root, pipeline, to, dag = request.root, request.pipeline, request.last, request.dag
     storage = open_storage(join_url(root, pipeline))
     log = read_log(storage)
@@ -175,7 +177,7 @@ def _healing(request: Heal, spark: str, airflow: str, *, as_json: bool, recorded
 
 
 class _Progress:
-    """The progress of `cairn heal`: printed lines, and the number of healed intervals. `quiet`: Print nothing."""
+    """Prints the lines of `cairn heal` for one pipeline, and counts healed intervals. `quiet`: Print nothing."""
 
     def __init__(self, name: str, *, quiet: bool) -> None:
         self.healed = 0
@@ -212,7 +214,7 @@ class _Healing:
         self._announced: set[str] = set()
 
     def run(self) -> Iterator[None]:
-        """Heal the pipeline. Yield whenever the next step must wait for a run of Airflow."""
+        """Heal the pipeline, step by step. Yield whenever the next step must wait for a run of Airflow."""
         plan, health = self.place.plan(_now(), fresh=True)
         self._announce(plan, health)
         what = "nothing was changed"
@@ -226,7 +228,7 @@ class _Healing:
         self._end(plan, health, what, healthy=not plan.steps)
 
     def _until_healthy(self, plan: HealPlan, health: Health) -> Generator[None, None, tuple[HealPlan, Health]]:
-        """Carry out steps and plan again, until no step is left or the plan gives up. Return plan and health."""
+        """Carry out steps and plan again until none is left, or the plan gives up. Return the last (plan, health)."""
         fresh, changed_s = True, time.monotonic()
         self.place.publish()
         while True:
@@ -247,7 +249,7 @@ class _Healing:
                 self.progress.say(f"still: {plan.steps[0]} (for another minute)")
 
     def _carry_out(self, plan: HealPlan) -> bool:
-        """Carry out the plan's steps that need no waiting. Return True if a run must go on before the next plan."""
+        """Carry out the steps that need no waiting. Return True if the next plan must wait for a run of Airflow."""
         for step in plan.steps:
             if not isinstance(step, WaitFor | GiveUp):
                 self._note(str(step))
@@ -297,7 +299,7 @@ class _Healing:
             say(f"run {run.run_id} failed, but its interval has a result and its base is dropped: it is not run again")
 
     def _end(self, plan: HealPlan, health: Health, what: str, *, healthy: bool) -> None:
-        """Print whether the pipeline is healthy and, if it is not, the command to type next."""
+        """Print whether the pipeline is healthy, `what` was done, and, if not, the command to type next."""
         verdict, command = f"{self.request.pipeline} is healthy up to {self.request.last}; {what}", None
         given_up = next((step for step in plan.steps if isinstance(step, GiveUp)), None)
         later = [start for start in health.spoilt if start > self.place.last]
@@ -356,7 +358,7 @@ class _Here:
         self.last = last_instant("--to", request.last, UTC if declared is None else declared.rules)
 
     def plan(self, now: datetime, *, fresh: bool) -> tuple[HealPlan, Health]:
-        """Read the log, and return the next steps."""
+        """Read the log, and return (plan, health): the next steps, and the state of the results."""
         log = read_log(self.storage)
         health = health_of(log, Chains().judged(self.request.root, self.pipeline.name, log))
         rule = boundaries_of(self.pipeline, log, self.request.every)

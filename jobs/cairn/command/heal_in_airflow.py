@@ -56,7 +56,7 @@ class InAirflow:
         self.own_backfills: set[int] = set()
 
     def plan(self, now: datetime, *, fresh: bool) -> tuple[HealPlan, Health]:
-        """Ask Airflow for runs and backfills, read the log, and return the next steps and the results' health."""
+        """Ask Airflow, read the log, and return (plan, health). `fresh`: Ask again for the schedule's intervals."""
         with explain_errors(self.rest.url, self.dag_id):
             dag = self.rest.call("GET", f"{self._path}/details")
             health = self._health()
@@ -85,7 +85,7 @@ class InAirflow:
     def publish(self) -> None: ...
 
     def carry_out(self, step: Step) -> None:
-        """Carry out one step; a step that only waits does nothing."""
+        """Carry out one step through Airflow's API. A step that only waits does nothing."""
         with explain_errors(self.rest.url, self.dag_id):
             match step:
                 case UnpauseDag():
@@ -122,7 +122,7 @@ class InAirflow:
         """Return the start of the earliest interval whose checkpoint is not healthy, or whose run has not ended.
 
         If retention has dropped the base of this interval, return the end of the newest earlier interval that still has
-        a checkpoint.
+        a checkpoint. `dag`: The DAG as Airflow's API describes it; without a checkpoint its start date is returned.
         """
         if health.start is None or health.good_until is None:
             if dag["start_date"] is None:
@@ -138,8 +138,10 @@ class InAirflow:
         return begin
 
     def _note_starts(self, runs: Sequence[AirflowRun]) -> None:
-        """Remember the starts of queued and running runs. When such a run has ended, its interval still belongs to
-        the schedule."""
+        """Remember the intervals of queued and running runs, which a backfill's dry run leaves out.
+
+        When such a run has ended, its interval still belongs to the schedule.
+        """
         self._starts |= {run.start for run in runs if run.unfinished and run.run_type != "manual"}
 
     def _schedule(self, begin: datetime, dag: Mapping[str, Any]) -> set[datetime]:
@@ -182,7 +184,7 @@ class InAirflow:
         return [run for run in found if run.start is not None and run.start <= self.last]
 
     def _with_commit(self, run: AirflowRun, health: Health) -> AirflowRun:
-        """Return the run with `committed` set: for a failed run whose interval has a valid result, ask Airflow."""
+        """Return the run with `committed` set. Ask Airflow for a failed run whose interval has a valid result."""
         if run.state != "failed" or run.start not in health.results or run.start in health.spoilt:
             return run
         key = (run.run_id, None if run.ended is None else run.ended.isoformat())

@@ -84,7 +84,7 @@ def key(
 
 
 def look_up(source: StateSource, keys: Sequence[Key], states: Sequence[str] | None = None) -> dict[str, Entries]:
-    """Return {key's text: {state: entries}} for some keys, without expired entries. Write nothing below the root."""
+    """Return the unexpired entries of `keys`, by the key's text, then by state. `states`: Their names; None: all."""
     content, schema = source.content, parse_struct(source.content.key_schema)
     searched = [SearchedKey.of(key, schema, content.max_parallelism) for key in keys]
     wanted = {name: source.descriptor(name) for name in states or [*(d.name for d in content.states), TIMERS_NAME]}
@@ -112,8 +112,7 @@ def _make_title(source: StateSource) -> str:
 
 
 def _similar(source: StateSource, key: Key, schema: StructType, states: Sequence[str] | None) -> list[dict[str, Any]]:
-    """Return keys that have state and differ from `key` only in case, or in spaces or zeros at the ends of a
-    text."""
+    """Return keys that have state, and differ from `key` only in case, or by spaces or zeros at an end of a text."""
     others = [*similar_keys(key, schema)]
     shown = {_name(one): one for one in (_as_json(other, source, schema) for other in others)}
     found = look_up(source, others, states) if others else {}

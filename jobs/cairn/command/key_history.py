@@ -19,7 +19,7 @@ from state_backend.values.errors import StateUnusable, UsageError
 
 
 def show_history(key: str, root: str | None, pipeline: str | None, *, whole: bool, as_json: bool) -> int:
-    """Print the history of a key. Skip a checkpoint if the digest of the key's key group has not changed."""
+    """Print which retained checkpoints changed a key, and return the exit code. `whole`: With output and late rows."""
     if root is None or pipeline is None:
         raise UsageError("--history needs --root and --pipeline: a savepoint has no history")
     at, log = open_log(root, pipeline, newest=True)
@@ -56,7 +56,7 @@ def _changes(step: dict[str, Any]) -> bool:
 
 
 def lines_of(step: dict[str, Any], *, rows: bool) -> list[str]:
-    """Return the lines that describe one checkpoint (`step`) in a key's history."""
+    """Return the lines that describe one checkpoint (`step`) in a key's history. `rows`: Include its output rows."""
     run = step["run"]
     code = f", code {step['code']}" if step["code"] is not None else ""
     status = "" if step["status"] == "completed" else f", {step['status']}"

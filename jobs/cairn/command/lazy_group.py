@@ -37,7 +37,7 @@ class Row:
         return loaded
 
     def command(self) -> Any:
-        """Import the command's module and return the command with its options, for Click."""
+        """Import the command's module, and return the Click command with its help and options."""
         from cairn.command.from_request import with_options  # Not needed for `cairn --help`.
 
         one, function = typer.Typer(add_completion=False), self.load()
@@ -51,14 +51,14 @@ class Row:
 
 
 class LazyCommand(TyperCommand):
-    """A command of which only name and short help are known. A call imports and builds the command itself."""
+    """A command of which only name and short help are loaded. A call imports the real command and runs it instead."""
 
     def __init__(self, name: str, row: Row, **settings: Any) -> None:
         super().__init__(name, help=row.help, rich_help_panel=row.panel, **settings)
         self._row = row
 
     def make_context(self, *arguments: Any, **settings: Any) -> Any:
-        """Parse the arguments. The returned context belongs to the loaded command, so Click calls that command."""
+        """Parse the arguments. The returned context belongs to the real command, so Click calls that command."""
         return self._row.command().make_context(*arguments, **settings)
 
 

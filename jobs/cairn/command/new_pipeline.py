@@ -54,20 +54,20 @@ def _text_of(file: str) -> str:
 
 @cache
 def parts_of(template: str) -> Mapping[str, Any]:
-    """Return the parts of a template. Parts that it lacks come from the template that it names as `like`."""
+    """Return the texts of a template by name. What the template lacks comes from the one that it names as `like`."""
     own = tomllib.loads(_text_of(f"{template}.toml"))
     return {**parts_of(own["like"]), **own} if "like" in own else own
 
 
 def _fill(text: str, words: Mapping[str, Any]) -> str:
-    """Replace each `$word` in `text` by its value in `words`, also in the values. The user's answers contain no `$`."""
+    """Replace each `$word` by its value in `words`, also `$word` in values. What the user has typed contains no `$`."""
     for _ in range(_NESTED):
         text = Template(text).substitute(words)
     return text
 
 
 def _sample_value(chance: random.Random, column: Any) -> Any:
-    """Make a random value as the template describes `column`: a text of a list, a number in a range, or a bool."""
+    """Return a random value: one of a list of texts, a number in a range, or a bool with a chance (a float) of True."""
     if isinstance(column, float):
         return chance.random() < column
     if isinstance(column[0], str):
@@ -165,7 +165,7 @@ class NewPipeline:
         return {_fill(path, words): _fill(_text_of(file), words) for path, file in _FILES.items()} | self.sample_data()
 
     def sample_data(self) -> dict[str, str]:
-        """Return three days of made-up rows: the content of each JSON-lines file, by its path in the repository.
+        """Return the JSON lines of made-up rows for three days, one file for each interval, by path in the repository.
 
         One interval has no rows. About 3 % of the rows arrive one interval late, and about 1 % three intervals late.
         """
@@ -178,7 +178,7 @@ class NewPipeline:
         return made
 
     def _sample_rows(self, chance: random.Random, columns: Mapping[str, Any]) -> dict[datetime, list[dict[str, Any]]]:
-        """Return the rows of one input by the start of the interval in which they arrive."""
+        """Return made-up rows of one input by the start of the interval in which they arrive."""
         landed_in: dict[datetime, list[dict[str, Any]]] = {}
         count = timedelta(days=SAMPLE_DAYS) // self.every
         for n in range(count):
@@ -205,7 +205,7 @@ class NewPipeline:
 
 
 def write_files(into: Path, files: dict[str, str]) -> None:
-    """Write all files. If one of them exists already, write none and raise `UsageError`."""
+    """Write `files` (texts by path) below the folder `into`. If one exists, write none and raise `UsageError`."""
     there = [path for path in files if (into / path).exists()]
     if there:
         named = "\n".join(f"  {into / path}" for path in there[:5])
@@ -222,7 +222,7 @@ def write_files(into: Path, files: dict[str, str]) -> None:
 def path_to_add(into: Path) -> Path | None:
     """Return the folder to add to PYTHONPATH, so that Python imports `pipelines` from `into`; None if it already does.
 
-    In the virtual environment of another clone, Python would import that clone's `pipelines`.
+    In the virtual environment of another clone of the repository, Python would import that clone's `pipelines`.
     """
     spec = importlib.util.find_spec("pipelines")
     there = [*(spec.submodule_search_locations or ())] if spec is not None else []

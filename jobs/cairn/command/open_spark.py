@@ -16,9 +16,9 @@ _LEVELS = ("OFF", "ERROR", "WARN", "INFO")
 
 
 def open_spark(where: str, app_name: str, *, own_workers: bool = False, silent: bool = False) -> SparkSession:
-    """Return a new session. Unless `silent`, print on stderr that Spark starts, and how long the start took.
+    """Return a new Spark session at `where`. Unless `silent`, print on stderr that Spark starts, and how long it took.
 
-    The start of a local Spark takes ten seconds, and a minute on a busy machine.
+    The start of a local Spark takes ten seconds, and a minute on a busy machine. `own_workers`: As in `connect`.
     """
     from cairn.spark.session import connect
 

@@ -25,10 +25,7 @@ LOCAL_SPARK = Variable.SPARK.default
 
 
 def spark_option(when: str = "") -> Any:
-    """Return the option `--spark`.
-
-    `when`: Words for the help text that say when the command uses Spark; empty if it always does.
-    """
+    """Return the option `--spark`. `when`: Words that say when the command uses Spark; empty if it always does."""
     what = "a Connect server (sc://host:port) or a master (local[2], spark://host:port)."
     return typer.Option(envvar=Variable.SPARK, help=f"Spark to use{when}: {what}")
 

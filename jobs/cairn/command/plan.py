@@ -69,7 +69,7 @@ def plan(request: Plan, as_json: Json = False) -> int:
 
 
 def _by_pipeline(root: str, order: Sequence[At], option: str, texts: Iterable[str]) -> dict[At, str]:
-    """Parse the values of an option `PIPELINE=VALUE`. Return each value by its pipeline."""
+    """Parse the values of an option `PIPELINE=VALUE`. Return each value by pipeline. `order`: The allowed pipelines."""
     found = dict[At, str]()
     for name, _, value in (text.partition("=") for text in texts):
         named = sorted((at for at in order if at[1] == name), key=lambda at: at[0] != root.rstrip("/"))
@@ -116,7 +116,7 @@ def _commands(
     restores: Mapping[At, str],
     codes: Mapping[At, str],
 ) -> Iterator[str]:
-    """Yield the commands that carry out a plan, in order: for each chain the assumed changes, then `cairn heal`."""
+    """Yield the commands that carry out a plan: for each chain the assumed changes in order, then `cairn heal`."""
     left, below = [one for one in found if one.planned], [at for at in order if at[0] == request.root.rstrip("/")]
     while left:
         # `cairn heal` finds a chain's readers only below its own root. So it names a pipeline of the plan's root.
@@ -152,7 +152,7 @@ def _commands(
 
 
 def _row(before: Stage, one: Stage) -> Row:
-    """Return the part of the plan for one pipeline, as JSON values."""
+    """Return the plan of one pipeline as JSON values. `before`: Its state now. `one`: Its state with the plan."""
     intervals, late = list[Row](), False
     for interval, (reason, sure, cause) in one.planned.items():
         made, verdict = one.node.outputs.get(interval), before.judged.get(interval)
@@ -198,7 +198,7 @@ def _lines(shown: Row) -> Iterator[str]:
 
 
 def _reason(some: Sequence[Row]) -> str:
-    """Return the printed line for consecutive intervals that run for the same reason."""
+    """Return the printed line for `some` consecutive intervals that run for the same reason."""
     reason, why, cause = (some[0][name] for name in ("reason", "why", "cause"))
     if cause is not None:
         at = f"{cause['pipeline']} {_span([one for one, _ in groupby(p['cause'] for p in some)])}"

@@ -52,7 +52,7 @@ def prepare_spark() -> int:
 
 
 def _record(archive: Path, work: Path) -> None:
-    """Run a small pipeline on a Spark server. When the server ends, it writes the archive of the loaded classes."""
+    """Run a small pipeline on a Spark server, which at its end writes the classes that it has loaded into `archive`."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -110,7 +110,7 @@ class _Counting(StatefulProcessor):  # type: ignore[misc]
 
 
 def _run_pipeline(url: str, work: Path) -> None:
-    """Run three intervals that read Parquet, and read the state as a table."""
+    """Run three intervals of a pipeline on the Spark server at `url`, and read its state as a table."""
     from cairn import Interval, Pipeline, run_interval
     from cairn.data_sources.register import register_data_sources
     from cairn.spark.session import connect

@@ -35,7 +35,7 @@ def style_of(state: str) -> str:
 
 
 def print_table(names: Sequence[str], rows: Sequence[tuple[Sequence[str], str]]) -> None:
-    """Print a table of (cells, style) rows below the names of the columns. Truncate nothing."""
+    """Print a table. `names`: Titles of the columns. `rows`: (cells, colour) of each row. No cell is cut."""
     widths = [max(map(len, column)) for column in zip(names, *(cells for cells, _ in rows), strict=True)]
     pads = [str.ljust if name in _LEFT else str.rjust for name in names]
     for cells, style in ((names, ""), *rows):
@@ -44,7 +44,7 @@ def print_table(names: Sequence[str], rows: Sequence[tuple[Sequence[str], str]])
 
 
 def age_of(seconds: float) -> str:
-    """Return an age in its largest unit: 40 s, 13 min, 2 h, 3 d."""
+    """Return an age in its largest unit, such as "40 s", "13 min", "2 h" or "3 d"."""
     number, unit, *_ = span(max(float(int(seconds)), 1)).split()
     return f"{float(number):.0f} {unit}"
 
@@ -54,13 +54,13 @@ def span_of(interval: Interval) -> str:
 
 
 def span_between(start: str, end: str) -> str:
-    """Return start and end of an interval in short: leave out midnight, zero seconds, and a day that repeats."""
+    """Return "start to end" of an interval in short: without midnight, zero seconds, and a day that repeats."""
     short, until = (at.removesuffix("T00:00:00Z").replace(":00Z", "Z") for at in (start, end))
     return f"{short} to {until.removeprefix(start[:11])}"
 
 
 def measure(name: str, value: Any) -> str:
-    """Return a figure of a record as text with its unit: a size if its name contains `bytes`, else a number."""
+    """Return a figure of a record as text: with a unit of size if `name` contains "bytes", else as `cell` does."""
     if isinstance(value, int) and "bytes" in name:
         return size(value)
     return cell(value)

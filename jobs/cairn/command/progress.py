@@ -17,14 +17,15 @@ REMOVE_FIRST = "The files of this export are incomplete. Delete its folder, then
 
 
 class Stopped(KeyboardInterrupt):
-    """Ctrl-C with a message of its own, which is printed instead of a general one such as `CONTINUES`."""
+    """Ctrl-C with a message of its own, which `after_stop` prints instead of the general one of the command."""
 
 
 @contextmanager
 def progress(doing: str, things: str) -> Iterator[OnProgress]:
-    """Show a progress bar on stderr while the `with` block runs, if stderr is a terminal.
+    """Show a progress bar on stderr while the `with` block runs, if it is a terminal. Yield `on_progress(done, total)`.
 
-    If Ctrl-C ends the block, its exception gets a note that says how much was done.
+    If Ctrl-C ends the block, its exception gets a note such as "copying: 3 of 8 shards were done", from `doing` and
+    `things`.
     """
     counted = (0, 0)
     show, close = _bar(doing) if sys.stderr.isatty() else (lambda done, total: None, lambda: None)
@@ -45,7 +46,7 @@ def progress(doing: str, things: str) -> Iterator[OnProgress]:
 
 
 def after_stop(stop: KeyboardInterrupt, leaves: str) -> str:
-    """Return the message after Ctrl-C: how much was done, what remains, and which command to call next."""
+    """Return the message after Ctrl-C: how much was done, then what remains and what to type (`leaves`, a template)."""
     own = str(stop) if isinstance(stop, Stopped) else leaves.format(command=shlex.join(["cairn", *sys.argv[1:]]))
     return "\n".join(["Stopped by Ctrl-C", *getattr(stop, "__notes__", []), own])
 

@@ -194,7 +194,7 @@ def _rebuild(sink: TableSink, declared: Declaration, at: Location, *, yes: bool,
 
 
 def _others(table: TableSink, at: Location, late: bool) -> str | None:
-    """Return a text about rows that a rebuild would delete although they are not of the output; None without any."""
+    """Return a text about rows that a rebuild would delete although the pipeline has not written them; None if none."""
     outputs = read_log(at.storage).current_outputs()
     ours = {i: sum(file.rows for file in files if file.late == late) for i, (_, files) in outputs.items()}
     counts = table.row_counts()

@@ -23,7 +23,7 @@ def code_of(log: Log) -> str:
 
 
 def ran_here(log: Log) -> bool:
-    """Return True if the newest interval ran without Airflow, as by `cairn run`. A restore does not change this."""
+    """Return True if the newest interval ran without Airflow, as by `cairn run`. Restores do not count."""
     newest = max((kept.id for kept in log.kept if kept.kind == "interval"), default=None)
     if newest is None:  # All retained checkpoints come from restores. So look at dropped ones too.
         newest = max((fact.id for fact in log.facts(None) if fact.kind == "interval"), default=None)

@@ -208,7 +208,7 @@ def _lines_of_comparison(found: Replay) -> Iterator[str]:
 
 
 def to_json_value(value: Any) -> Any:
-    """Return a value of user code as JSON values. Values of unknown types become their text."""
+    """Convert a value of user code to JSON values. A value of an unknown type becomes its text."""
     value = plain(value)
     if isinstance(value, dict):
         return {str(name): to_json_value(of) for name, of in value.items()}
@@ -248,8 +248,10 @@ def test_{title}() -> None:
 
 
 def text_of_test(found: Replay, code: str) -> str:
-    """Return the Python text of a module with one test, which expects the replay's result. The test needs neither root
-    nor source."""
+    """Return a Python module with one test, which runs the key again and expects the replay's result.
+
+    The test needs neither root nor source. `code`: The pipeline, as `module:NAME`.
+    """
     from cairn.literal_state import in_utc, timers_of, values_of
     from cairn.rows.routing import INITIAL
 
@@ -305,7 +307,7 @@ def text_of_test(found: Replay, code: str) -> str:
 
 
 def _ddl_of(schema: StructType) -> Any:
-    """Return the DDL text of a schema; the schema itself if the text would lose something, such as NOT NULL."""
+    """Return the DDL text of a schema, or the schema itself if DDL would lose a part of it, such as NOT NULL."""
     from cairn.spark.ddl import parse_ddl_locally
 
     ddl = schema.simpleString().removeprefix("struct<").removesuffix(">")

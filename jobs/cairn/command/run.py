@@ -48,7 +48,7 @@ def _explain_stop(place: Terminal, again: _Again) -> Stopped:
 
 @frozen
 class _Again:
-    """Builder of the `cairn run` command for other intervals of the same pipeline."""
+    """The call of `cairn run` that a user has typed, which `command` repeats for other intervals of the pipeline."""
 
     request: RunRange
     spark: str

@@ -97,7 +97,7 @@ def status(
 
 
 def _tell_why(chains: Chains, root: str, pipeline: str, when: str, command: str | None, *, as_json: bool) -> int:
-    """Print, step by step, why an interval's result is out of date, and the command that repairs the pipeline."""
+    """Print why the result of the interval at `when` is out of date, and the command that repairs it (None: none)."""
     node, schedule = chains.node(root, pipeline), chains.log(root, pipeline).schedule
     at = first_instant("--why", when, UTC if schedule is None else schedule.rules)
     interval = next((i for i in sorted(node.outputs) if i.start <= at < i.end), None)
@@ -121,7 +121,7 @@ def _tell_why(chains: Chains, root: str, pipeline: str, when: str, command: str 
 
 
 def _outdated(found: Status) -> Iterator[str]:
-    """Yield a line for each result that is out of date. Results whose records are too old to tell share one line."""
+    """Yield a line for each result that is out of date. All results with records too old to tell share one line."""
     old = [interval for interval, verdict in found.outdated if verdict.why == OLD_RECORD]
     yield from (f"{i}: {verdict.kind}: {verdict.why}" for i, verdict in found.outdated if verdict.why != OLD_RECORD)
     if old:
@@ -129,8 +129,7 @@ def _outdated(found: Status) -> Iterator[str]:
 
 
 def _first_interval(dag: str, root: str) -> str:
-    """Return the commands that run a pipeline's first interval. The user must fill in START, because `cairn status`
-    does not know `Pipeline.start`."""
+    """Return the commands that run a pipeline's first interval. The user fills in START, which only its code knows."""
     return (
         "its first interval begins at Pipeline.start. An unpaused DAG runs the newest interval first, unless catchup is on. With an end_date "
         "in the past, it runs none. To process all intervals in order instead, give the first and the last start:\n"

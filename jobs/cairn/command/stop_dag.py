@@ -45,22 +45,22 @@ class DagControl(Protocol):
     def pause(self, dag_id: str, paused: bool) -> None: ...
 
     def running(self, dag_id: str) -> Mapping[str, Mapping[str, str | None]]:
-        """Return {run id: {task id: state}} for the runs of a DAG that have not ended."""
+        """Return the state of each task by run id and task id, for the runs of a DAG that have not ended."""
 
 
 @frozen
 class StopPlan:
-    """The tasks to wait for (`under_way`), and the runs to commit (`uncommitted`), until a paused DAG is stopped."""
+    """What a paused DAG still needs: tasks to wait for, and ids of the runs that the caller must commit."""
 
-    under_way: tuple[str, ...]
-    uncommitted: tuple[str, ...]
+    under_way: tuple[str, ...]  # Tasks to wait for, as "run/task".
+    uncommitted: tuple[str, ...]  # Ids of the runs to commit.
 
 
 def plan_stop(running: Mapping[str, Mapping[str, str | None]]) -> StopPlan:
-    """Decide which tasks of a paused DAG to wait for, and which runs the caller must commit itself.
+    """Return which tasks of a paused DAG to wait for, and which runs the caller must commit itself.
 
-    The caller commits the interval of a run whose `process` task has succeeded and whose `checkpoint` task has not
-    begun. Airflow would not start that task, because the DAG is paused.
+    That is a run whose task `process` has succeeded and whose task `checkpoint` has not begun: Airflow does not start
+    it while the DAG is paused. `running`: States by run id and task id.
     """
     under_way = [f"{run}/{task}" for run, tasks in running.items() for task, at in tasks.items() if at in _UNDER_WAY]
     uncommitted = [
@@ -80,7 +80,7 @@ def stopped(
     wait: Callable[[float], None] = time.sleep,
     monotonic: Callable[[], float] = time.monotonic,
 ) -> Iterator[tuple[str, ...]]:
-    """Pause a DAG, wait until no task is active, and yield the ids of the runs to commit.
+    """Pause a DAG, wait until no task is active, and yield the ids of the runs that the caller must commit.
 
     After the `with` block the DAG stays paused. If the block fails, a DAG that was not paused before is unpaused. If
     this fails too, a warning says so, and the block's error is raised.
@@ -114,8 +114,10 @@ def pause_dag(
     wait: Callable[[float], None] = time.sleep,
     monotonic: Callable[[], float] = time.monotonic,
 ) -> tuple[str, ...]:
-    """Pause a DAG, wait until no task is active, and return the ids of the runs to commit. `left`: Words for the error
-    after a timeout, which say in what state the DAG is."""
+    """Pause a DAG, wait until no task is active, and return the ids of the runs that the caller must commit.
+
+    `left`: Words for the error after `timeout_s`, which say in what state the DAG is. `say`: Prints what is waited for.
+    """
     airflow.pause(dag_id, True)
     deadline_s, quiet, said = monotonic() + timeout_s, 0, ""
     while True:
@@ -136,7 +138,7 @@ def pause_dag(
 
 
 def commit_prepared(at: Location, runs: Sequence[str]) -> list[int]:
-    """Commit the last attempt that each of these Airflow runs prepared, and return the checkpoint ids.
+    """Commit the last attempt that each of the Airflow runs `runs` prepared, and return the checkpoint ids.
 
     An attempt that validation refused is skipped. An earlier attempt of the same run does not replace it, since the
     run's `checkpoint` task would fail too.

@@ -24,10 +24,7 @@ if TYPE_CHECKING:
 
 
 class Terminal:
-    """The place that carries out a request which a person has typed.
-
-    `silent`: Print nothing on stdout, for `--json`.
-    """
+    """The place that carries out a request which a person has typed. `silent`: Print nothing on stdout."""
 
     conf: Mapping[str, str] = MappingProxyType({})
 
@@ -49,7 +46,7 @@ class Terminal:
             typer.echo(text)
 
     def tell_plan(self, intervals: Sequence[Interval]) -> None:
-        """Remember the intervals that will run. The message after Ctrl-C names those that have not run."""
+        """Remember which intervals will run, in order. The message after Ctrl-C names those that have not run."""
         self.intervals = intervals
 
     @contextmanager
@@ -60,8 +57,7 @@ class Terminal:
             yield
 
     def on_outcome(self, outcome: Outcome, progress: Progress) -> None:
-        """Print a line for the interval. On a terminal, a line with the progress follows, which the next line
-        overwrites."""
+        """Print a line about the interval. On a terminal, a line with the progress follows, to be overwritten."""
         self.done += 1
         if self._rewrites:
             sys.stderr.write("\r\x1b[K")

@@ -106,7 +106,7 @@ def quarantine(
 def _repair(
     log: Log, said: Mapping[str, Any], *, root: str, pipeline: str, dag: str | None, code: str | None = None
 ) -> str | None:
-    """Return the command that runs the intervals of refused checkpoints again; None if no interval has to run."""
+    """Return the command that runs the intervals `said["rerun"]` of refused checkpoints again; None without any."""
     if said["rerun"] is None:
         return None
     return command_to_repair(log, Rerun.from_json(said["rerun"]), root=root, pipeline=pipeline, dag=dag, code=code)

@@ -12,9 +12,6 @@ if TYPE_CHECKING:
 
 
 def register_data_sources(spark: SparkSession) -> None:
-    """Register the formats `keyed_state` and `keyed_output` with a session, classic or Connect.
-
-    A second call for the same session changes nothing.
-    """
+    """Register the formats `keyed_state` and `keyed_output` with a session. A second call changes nothing."""
     for source in (KeyedState, KeyedOutput):
         spark.dataSource.register(source)

@@ -98,7 +98,6 @@ class Driver:
         return spark
 
     def say(self, text: str) -> None:
-        """Log a line."""
         log.info("%s", text)
 
     def tell_plan(self, intervals: Sequence[Interval]) -> None:

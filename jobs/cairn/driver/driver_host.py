@@ -73,9 +73,9 @@ class Request:
     arguments: list[str]
     environment: dict[str, str]
     cwd: str
-    worker: int
-    task: int
-    files: tuple[int, int, int]
+    worker: int  # Process id of the Airflow worker that runs the task.
+    task: int  # Process id of the Airflow task that asks for the driver.
+    files: tuple[int, int, int]  # Descriptors of stdin, of the file for stdout and stderr, and of the lifeline.
 
 
 def main() -> None:
@@ -139,7 +139,7 @@ class _Host:
     def serve(self) -> Request | None:
         """Answer requests until this host process is no longer needed. Fork a driver process for each request.
 
-        Because of the forks, this method returns once in the host and once in each driver.
+        Because of the forks, this method returns once in the host (None) and once in each driver (its request).
         """
         # Freeze all present objects: the garbage collector of a driver then skips them.
         gc.collect()
@@ -160,7 +160,7 @@ class _Host:
         return None
 
     def _accept(self) -> Request | None:
-        """Accept one request, and fork a driver process for it.
+        """Accept one request, and fork a driver process for it. Return the request in the driver, and None in the host.
 
         Errors concern this request only, such as a dead task or an invalid message. They are logged.
         """
@@ -209,7 +209,7 @@ class _Host:
         return None
 
     def _watch(self, worker: int) -> None:
-        """Watch a worker process, to notice its end."""
+        """Watch the process of an Airflow worker. The host ends after the last watched worker."""
         if worker not in self._workers:
             pidfd = os.pidfd_open(worker)
             self._workers[worker] = pidfd
@@ -293,8 +293,7 @@ def _stamp(file: str) -> tuple[int, int] | None:
 
 
 def _receive(connection: socket.socket, task: int) -> Request:
-    """Read a request of the process `task`: its length with three file descriptors, then JSON. Raise `ValueError` for
-    anything else."""
+    """Read a request of the Airflow task `task` (a process id). Raise `ValueError` for any other message."""
     # `socket.recv_fds` would not set close-on-exec, and a process that starts at the same time would inherit the files.
     data, messages, _, _ = connection.recvmsg(
         4, socket.CMSG_SPACE(3 * array.array("i").itemsize), socket.MSG_CMSG_CLOEXEC

@@ -86,7 +86,7 @@ def copy_output(folder: str) -> Callable[[SparkSession | None, list[str], Interv
 
 
 def _copy(source: Storage, handle: Handle, destination: Storage, path: str) -> None:
-    """Copy one output file as a file of its own: through a hard link, a write into the copy would change the output."""
+    """Copy one output file, not as a hard link: a program that writes into the link would change the output file."""
     try:
         if not isinstance(source, LocalStorage):
             destination.copy_from(source, handle, path)

@@ -65,8 +65,8 @@ Keys = tuple[tuple[int, bytes], ...]
 class Forgot:
     # Id of the new checkpoint; None from `plan_forget`.
     checkpoint: int | None
-    base: int
-    interval: Interval
+    base: int  # Id of the checkpoint from whose state the keys are removed.
+    interval: Interval  # The interval of `base`.
     # Number of removed entries by state, with the timers as `$timers`; empty if an earlier call committed.
     entries: dict[str, int]
     shards: int  # Number of rewritten shards; 0 if an earlier call committed.
@@ -120,7 +120,7 @@ def erase_keys(request: Erase, *, dry_run: bool) -> dict[str, Any]:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Yield the texts by which a key can be found in the findings of validations.
+    """Yield the texts by which a key (`value`, as JSON) is searched in the findings of earlier validations.
 
     A string is yielded as it is. A number or boolean is yielded with its field name, as findings write both.
     """
@@ -137,12 +137,12 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def newest_content(at: Location) -> Content:
-    """Return the content of the newest usable state. The keys to remove are encoded with its key schema."""
+    """Return the record content of the newest usable checkpoint. Its key schema encodes the keys to remove."""
     return _newest(read_log(at.storage), at.pipeline).content
 
 
 def plan_forget(at: Location, encoded: Collection[bytes], request: Erase, engine: EngineOptions) -> Forgot:
-    """Return what `forget` would do. Write nothing.
+    """Return what `forget` would do with the same arguments (`checkpoint` is None). Write nothing.
 
     This reads the shards that may hold the keys, and all output if `request.rewrite_output` is set.
     """
@@ -173,6 +173,8 @@ def forget(
     """Remove keys from the newest state, and commit that state as a checkpoint of its own.
 
     If an earlier call has committed the same removal, only do the steps that the earlier call did not finish.
+    `encoded`: The keys, as `KeyCodec` encodes them. `new_attempt`, `new_salt`: Make a try's uuid, and a salt to hash
+    keys.
     """
     storage = at.storage
     for tried in range(_TRIES):
@@ -217,7 +219,8 @@ def _left_out(log: Log, record: Record, encoded: Collection[bytes]) -> tuple[str
     """Return the attempt uuids of earlier forgets, committed after `record`, whose keys this forget removes again.
 
     The checkpoint of each of these earlier forgets is quarantined now. So this forget starts from the older checkpoint
-    of `record`, which may still hold the keys that the earlier forgets removed.
+    of `record`, which may still hold the keys that the earlier forgets removed. Raise `UsageError` if `encoded` lacks
+    one of them.
     """
     found = []
     for forgotten in returning_keys(log, None, record.id):
@@ -293,7 +296,10 @@ def _forgot(
 
 
 def _followed(log: Log, encoded: Collection[bytes], request: Erase, outputs: OutputsWithout) -> tuple[Followed, ...]:
-    """Return the upstreams for the new record, each with the erasures that no longer matter to the rewritten output."""
+    """Return the upstreams that the new record names.
+
+    If the output was rewritten, each upstream lists its own erasures of the same keys, which make no result stale then.
+    """
     if not request.rewrite_output or outputs.unknown:
         return followed_in(log)
     return followed_without(log.entries.root, log, encoded)
@@ -302,10 +308,10 @@ def _followed(log: Log, encoded: Collection[bytes], request: Erase, outputs: Out
 def _forgotten_keys(
     log: Log, keys: Keys, content: Content, request: Erase, attempt: str, salt: str
 ) -> tuple[ForgottenKey, ...]:
-    """Return the salt and the hash of each forgotten key, for the new record.
+    """Return a `ForgottenKey` with salt and hash for each of `keys`, for the new record.
 
-    A key that was forgotten before keeps its salt, so its hash stays the same. In the log, the new `ForgottenKey`
-    replaces the old one.
+    A key that was forgotten before keeps its salt, so its hash stays the same; another key gets `salt`. In the log, the
+    new `ForgottenKey` replaces the old one.
     """
     found = []
     for group, key in keys:
@@ -327,10 +333,10 @@ def _forgotten_keys(
 def _forgotten_before(
     log: Log, encoded: Collection[bytes], request: Erase, storage: Storage, engine: EngineOptions
 ) -> Forgot | None:
-    """Return the result of an earlier call of `forget`, if the present call need not commit again; else None.
+    """Return the result of an earlier call of `forget` that has already done what `request` asks; else None.
 
-    It need not if the earlier call committed the newest state and removed all of these keys with the same `on_rerun`,
-    and if the request has no further output to rewrite and no checkpoint to drop.
+    The earlier call must have committed the newest state, and removed all of these keys with the same `on_rerun`. The
+    request must have no further output to rewrite and no checkpoint to drop. After None, `forget` makes a new commit.
     """
     newest = newest_state(log)
     record = log.whole(newest.id) if newest is not None and newest.kind == "forget" else None
@@ -358,7 +364,7 @@ def _forgotten_before(
 
 
 def locate_keys(encoded: Collection[bytes], content: Content) -> Keys:
-    """Return each encoded key with its key group, by the key-group count of the checkpoint that `content` describes."""
+    """Return (key group, encoded key) for each encoded key. `content` records the number of key groups."""
     schema = parse_struct(content.key_schema)
     codec = KeyCodec(schema)
     return tuple((key_group(codec.decode(key), schema, content.max_parallelism), key) for key in encoded)

@@ -56,8 +56,9 @@ def export_state(
 ) -> dict[str, Any]:
     """Write states into the folder `to`, which must be empty, and return the contents of `export.json`.
 
-    No `states` means all states and the timers. States without entries get no file. If the export fails half-way, its
-    files remain without `export.json`. Delete the folder before the next try.
+    No `states` means all states and the timers. States without entries get no file. `jobs` processes export the shards;
+    with 1, this process does. `on_progress` gets the numbers of finished shards and of all shards. If the export fails
+    half-way, its files remain without `export.json`. Delete the folder before the next try.
     """
     check_outside(source.url, to, "export")
     destination = open_storage(to)

@@ -144,7 +144,7 @@ class Deduplicate(ReadyMade):
         return BatchResult(states={self._state: pa.table(states)}, cleared={self._state: ~known}, output=output)
 
     def handleExpiredTimers(self, batch: KeyedBatch) -> BatchResult:
-        """Delete the state of horizons that have ended. With `keep = "last"`, emit their rows."""
+        """Delete the state of horizons that have ended. With `keep = "last"`, emit the row stored in it."""
         if self._time is None:
             return BatchResult()  # These timers are from an earlier interval, when `horizon` was not None.
         column = whole(batch.states[self._state]["opened_at"])
@@ -176,7 +176,10 @@ class Deduplicate(ReadyMade):
         return walk_of(owners, starts, stored, timed, opens, seen)
 
     def _move_timers(self, had: Bools, old: Int64s, new: Bools, opened: Int64s) -> None:
-        """Delete the timer at the end of each old horizon, and set one for each new horizon: at most one per key."""
+        """Delete the timer at the end of each old horizon, and set one at the end of each new horizon.
+
+        `had`, `new`: True for each key with an old or a new horizon. `old`, `opened`: When it began, in microseconds.
+        """
         was, now = np.flatnonzero(had), np.flatnonzero(new)
         self._handle.deleteTimer(was, ceil_ms(old[was] + self._horizon_us))
         self._handle.registerTimer(now, ceil_ms(opened[now] + self._horizon_us))
@@ -194,7 +197,7 @@ class Deduplicate(ReadyMade):
         return pa.table([columns[name] for name in names], names=names)
 
     def _with_stored_rows(self, batch: KeyedBatch) -> tuple[pa.Table, Int64s, Bools]:
-        """Return (rows, owners, stored): stored and new rows by key, the stored one first; True marks a stored row."""
+        """Return (rows, keys, stored): each key's stored row (True) before its new rows, and the rows' keys."""
         known = batch.exists[self._state]
         old = self._rows_of_state(batch, known).cast(batch.rows.schema)
         owners = np.concatenate([np.flatnonzero(known), batch.key_of_row])
@@ -203,7 +206,7 @@ class Deduplicate(ReadyMade):
         return rows, owners[order], order < old.num_rows
 
     def _last_rows(self, rows: pa.Table, owners: Int64s, walk: _Walk) -> tuple[pa.Table, Int64s]:
-        """Return (output, last): the output rows, and for each key the position of the row to store, or -1 for none."""
+        """Return (output, last): the output rows, and for each key the position of the row to store; -1 stores none."""
         winners, displaced = running_winners(numbers(whole(rows[self._handle.event_time])), walk)
         at_end = np.append(walk.begins[1:] - 1, len(owners) - 1)
         of_horizon = winners[at_end]
@@ -233,22 +236,22 @@ class _Seen:
 
 @frozen
 class _Walk:
-    """Rows of a batch, sorted by key and cut into horizons: groups of duplicates of the group's first row."""
+    """Rows of a batch, sorted by key and cut into horizons: a horizon is a row and the duplicates of this row."""
 
     timed: Bools  # For each row, True if its event time is not null.
-    opens: Bools
+    opens: Bools  # For each row, True if it opens a horizon.
     begins: Int64s  # For each horizon, the position of its first row in the batch.
-    horizon_of_row: Int64s
+    horizon_of_row: Int64s  # For each row, the index of its horizon.
     numbers: Int64s  # For each row, its number among the horizon's duplicates; 0 if it is none.
     duplicates: Int64s  # For each key, the number of duplicates of its last horizon.
     opened_by: Int64s  # For each key, the last row that opened a horizon; -1 if no row did.
 
 
 def opening_rows(times: Int64s, candidates: Bools, owners: Int64s, limits: Int64s, horizon: int) -> Bools:
-    """Return True for each row that opens a horizon.
+    """Return True for each row that opens a horizon. `candidates`: True for rows that may open one.
 
-    `limits` has the end of each key's open horizon. The first candidate row of the key at or after its limit opens the
-    next horizon, whose end becomes the key's new limit.
+    `owners`, `limits`: The key of each row, and the end of each key's open horizon. The first candidate row of the key
+    at or after its limit opens the next horizon, whose end becomes the key's new limit.
     """
     limits = limits.copy()
     opens = np.zeros(len(times), np.bool_)
@@ -269,7 +272,7 @@ def opening_rows(times: Int64s, candidates: Bools, owners: Int64s, limits: Int64
 
 
 def walk_of(owners: Int64s, starts: Int64s, stored: Bools, timed: Bools, opens: Bools, seen: _Seen) -> _Walk:
-    """Cut the rows into horizons, and number the duplicates of each horizon."""
+    """Cut rows, sorted by key, into horizons, and number their duplicates. `starts`: The first row of each key."""
     duplicate = timed & ~opens & ~stored
     is_begin = opens.copy()
     is_begin[starts] = True
@@ -296,7 +299,7 @@ def walk_of(owners: Int64s, starts: Int64s, stored: Bools, timed: Bools, opens: 
 
 
 def running_winners(times: Int64s, walk: _Walk) -> tuple[Int64s, Int64s]:
-    """Return (winners, displaced): for each row, the horizon's winner up to this row, and the row that then loses.
+    """Return (winners, losers): for each row, its horizon's winner up to this row, and the row that loses at this row.
 
     The winner is the row with the latest event time, and the last one of rows with equal event times. If a row wins,
     the former winner loses. Otherwise the row itself loses. Rows are given by position; -1 stands for no row.

@@ -200,12 +200,12 @@ class _TimeLine:
     """Rows of many keys, ascending by key and time."""
 
     owners: Int64s  # For each row, the position of its key in the batch.
-    times: Int64s
+    times: Int64s  # Event times in microseconds.
     steps: Int64s  # For each row, the number of its step, from 0.
     count: int  # Number of steps in a complete funnel.
 
     def next_of(self, step: int, rows: Int64s) -> tuple[Int64s, Bools]:
-        """Return (next, exists): for each row, the position of its key's next row of the step, if `exists` is True."""
+        """Return (next, exists): for each of `rows`, its key's next row with this step; valid if `exists` is True."""
         of_step = np.flatnonzero(self.steps == step)
         if not len(of_step):
             return rows, np.zeros(len(rows), np.bool_)
@@ -219,10 +219,10 @@ class _Funnels:
     """The possible funnels of many keys: one for each row of the first step, as if this row opened a funnel."""
 
     opens: Int64s  # Position of the funnel's opening row.
-    restarted: Int64s  # Index of the funnel that remains after all rows that open this funnel anew.
+    restarted: Int64s  # Index of the funnel that replaces this one, since further rows of the first step open it anew.
     last: Int64s  # Position of the last row that counted.
-    reached: Int64s
-    step_times: Int64s
+    reached: Int64s  # Number of reached steps.
+    step_times: Int64s  # For each step, the event time of its row.
     settled: Int64s  # The watermark from which on no further row can change the funnel.
     next: Int64s  # Index of the first funnel that opens after `last`.
 
@@ -256,7 +256,7 @@ def _funnels_of(line: _TimeLine, within: int) -> _Funnels:
 
 
 def _settled_funnels(line: _TimeLine, funnels: _Funnels, limit: int, keys: int) -> tuple[Int64s, Int64s]:
-    """Follow the funnels of each key up to the first funnel that a later row can still change.
+    """Follow the funnels of each of `keys` keys up to the first one that a row after the watermark `limit` can change.
 
     Return (settled, keep_from): the funnels before that one, and for each key the position of the first row to keep.
     """

@@ -139,7 +139,7 @@ class History(ReadyMade):
         return BatchResult(output=pa.table(output))
 
     def handleExpiredTimers(self, batch: KeyedBatch) -> BatchResult:
-        """Drop changes that no later row can affect."""
+        """Remove from the state the rows that no later row can affect, since the watermark has passed them."""
         held = self._changes.get()
         columns = {name: whole(held.rows[name]) for name in self._names}
         times, deletes = numbers(columns[self._handle.event_time]), self._deletions(columns)
@@ -155,12 +155,12 @@ class History(ReadyMade):
         return booleans(columns[self.deleted])
 
     def _select_emitted(self, held: pa.Table, deletes: Bools) -> Bools:
-        """Return True for each row of the state that was emitted as a version."""
+        """Return True for each row of the state (`held`) that was emitted as a version; False for deletions."""
         made: Bools = booleans(held[MAKES_VERSION].fill_null(True)) & ~deletes[: len(held)]
         return made
 
     def _begins(self, line: _TimeLine, columns: dict[str, pa.Array], deletes: Bools) -> Bools:
-        """Return True for each row that begins a version: the key's previous row differs or deletes, or is missing."""
+        """Return True for each row that begins a version: the key's previous row differs, deletes, or is missing."""
         if not len(line.order):
             return np.zeros(0, np.bool_)
         later, earlier = pa.array(line.order[1:]), pa.array(line.order[:-1])
@@ -171,7 +171,7 @@ class History(ReadyMade):
         return begins
 
     def _replaced_alike(self, line: _TimeLine, columns: dict[str, pa.Array], held: int) -> Bools:
-        """Return True for each row whose key and time the state already has with equal output values."""
+        """Return True for each row that the state has too, with equal key, time and values. `held`: Rows in state."""
         alike = line.first_of_time < held
         at = np.flatnonzero(alike & (line.order >= held))
         for name in self._values:
@@ -188,7 +188,7 @@ class History(ReadyMade):
         begins: Bools,
         watermark_ms: int,
     ) -> None:
-        """Store the rows that a later row can affect.
+        """Store the rows that a later row can affect. `begins`: True for rows that begin a version.
 
         A key with several rows or a deletion gets a timer at its last row. When it fires, other rows can be removed.
         """
@@ -218,12 +218,12 @@ class _TimeLine:
     order: Int64s  # Position of each row in the unsorted rows.
     owners: Int64s  # For each row, the position of its key in the batch.
     begins_key: Bools  # True for the first row of each key.
-    ends_key: Bools
+    ends_key: Bools  # True for the last row of each key.
     first_of_time: Int64s  # Of all rows with this key and time, the position of the one that came first.
 
 
 def _time_line(owners: Int64s, times: Int64s) -> _TimeLine:
-    """Order rows by key and time. Of rows with equal key and time, the last one counts."""
+    """Sort rows by key and time, and leave out each row that a later row with the same key and time replaces."""
     order = np.lexsort((times, owners))
     of_key, at = owners[order], times[order]
     # True for a row that the next row replaces.
@@ -241,7 +241,7 @@ def _time_line(owners: Int64s, times: Int64s) -> _TimeLine:
 
 
 def _next(marks: Bools, begins_key: Bools) -> Int64s:
-    """Return for each row the index of the next row of the same key that is True in `marks`; -1 if there is none."""
+    """Return for each row the index of the next row of its key that `marks` marks; -1 if there is none."""
     count = len(marks)
     places = np.where(marks, np.arange(count), count)
     following = np.append(np.minimum.accumulate(places[::-1])[::-1][1:], [count])[:count]
@@ -260,7 +260,11 @@ class _Emitted:
 def _select_emitted(
     line: _TimeLine, owners: Int64s, times: Int64s, deletes: Bools, begins: Bools, was: Bools, alike: Bools
 ) -> _Emitted:
-    """Return the versions to emit: new ones, changed ones, and those to delete, whose end equals their begin."""
+    """Return the versions to emit: new ones, changed ones, and those to delete, whose end equals their begin.
+
+    `was`: For each row of the state, which come first in `owners`, `times` and `deletes`, True if it was emitted.
+    `begins`, `alike`: For each row of `line`, True if it begins a version, and if the state has its equal.
+    """
     held = len(was)
     following = _next(begins | deletes[line.order], line.begins_key)
     ends = np.where(following >= 0, times[line.order[following]], 0)

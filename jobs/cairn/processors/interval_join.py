@@ -147,7 +147,7 @@ class IntervalJoin(ReadyMade):
         return BatchResult(output=pa.concat_tables(output) if output else None)
 
     def _pairs(self, left: SideRows, right: SideRows, held_left: int, held_right: int) -> tuple[Int64s, Int64s]:
-        """Return (left, right): the positions of the rows of each new pair, which has at least one new row."""
+        """Return (left, right): the rows of each pair with a new row. The first `held_left`, `held_right` are old."""
         new_left, old_left = slice(held_left, None), slice(0, held_left)
         of_new = self._matches(left, new_left, right, slice(0, None))
         of_old = self._matches(left, old_left, right, slice(held_right, None))
@@ -168,7 +168,7 @@ class IntervalJoin(ReadyMade):
         return at_left + (of_left.start or 0), at_right + (of_right.start or 0)
 
     def _store(self, side: int, held: SideRows, new: SideRows, rows: SideRows, pairs: Int64s) -> None:
-        """Add the new rows of a side to its state. In an outer join, mark stored rows that found a first partner."""
+        """Add the rows `new` to the state of a side. In an outer join, mark the rows with a partner (`pairs`)."""
         state = self._states[side]
         if not self._outer[side]:
             state.appendList(new.owners, new.rows)

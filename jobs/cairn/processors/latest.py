@@ -135,7 +135,7 @@ class Latest(ReadyMade):
         return BatchResult(cleared={STATE: booleans(batch.states[STATE][self.deleted])})
 
     def _newest(self, batch: KeyedBatch) -> tuple[Int64s, Bools]:
-        """Return (newest, replaces): each key's newest row by position, and True if it replaces the stored row."""
+        """Return (newest, replaces): the position of each key's newest row, and True if it replaces the stored row."""
         starts = batch.row_offsets[:-1]
         if not self._columns:
             return batch.row_offsets[1:] - 1, np.ones(len(starts), np.bool_)
@@ -154,7 +154,7 @@ class Latest(ReadyMade):
         return np.maximum.reduceat(of_best, starts), ~exists | (best >= stored)
 
     def _move_timers(self, batch: KeyedBatch, replaces: Bools, was_deleted: Bools, is_deleted: Bools) -> None:
-        """Give each deleted key one timer, which removes the key's state after `horizon`."""
+        """Give each deleted key a timer that removes its state after `horizon`. Delete the timers of replaced rows."""
         gone = was_deleted & replaces
         timers = self._handle.listTimers(gone)
         self._handle.deleteTimer(np.flatnonzero(gone)[timers.key_of_row], timers.rows["expiry_ms"])
@@ -163,7 +163,7 @@ class Latest(ReadyMade):
         self._handle.registerTimer(np.flatnonzero(is_deleted & replaces), expiry)
 
     def _output(self, batch: KeyedBatch, state: pa.Table) -> pa.Table:
-        """Return the new rows of the changed keys.
+        """Return the output: the row in `state` of each key that has changed in the interval.
 
         A key whose rows continue in the next batch is left out. Its row is emitted with the last of its batches.
         """

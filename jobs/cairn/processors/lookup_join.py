@@ -152,7 +152,7 @@ class LookupJoin(ReadyMade):
         return BatchResult(output=output)
 
     def _set_timers(self, first: Int64s) -> None:
-        """Keep one timer for each key: at the earliest of its timers and of its new time `first`.
+        """Leave one timer for each key, at the earliest of its timers and of the time `first`, in microseconds.
 
         The rows of a key may come in several batches. With a timer for each batch, the state would depend on how the
         rows are split into batches.

@@ -18,14 +18,14 @@ from state_backend.values.frozen import frozen
 
 @frozen
 class OrderColumn:
-    """A column that orders rows."""
+    """A column by which rows are ordered, as a setting such as "score desc" names it."""
 
     name: str
     descending: bool
 
 
 def order_columns(owner: str, setting: str, value: Any) -> tuple[OrderColumn, ...]:
-    """Parse a setting that names columns to order by: a text such as "score desc", or a sequence of such texts."""
+    """Return the columns that a setting names: a text such as "score desc", or a sequence of such texts."""
     texts = (value,) if isinstance(value, str) else value
     if not isinstance(texts, list | tuple) or not texts or not all(isinstance(t, str) and t.strip() for t in texts):
         raise UsageError(
@@ -64,9 +64,10 @@ def type_of(owner: str, setting: str, column: str, handle: Any) -> DataType:
 
 
 def order_codes(columns: Sequence[OrderColumn], arrays: Sequence[pa.Array]) -> Int64s:
-    """Return an integer for each row. A row with a smaller integer comes first; equal rows have equal integers.
+    """Return an integer for each row: a row with a smaller one comes first, equal rows have equal ones.
 
-    The order is Spark's: nulls come first, in a descending column last. NaN is above all numbers.
+    `arrays`: The values of `columns`. The order is Spark's: nulls come first, in a descending column last. NaN is above
+    all numbers.
     """
     codes = [
         ~_codes(array) if column.descending else _codes(array) for column, array in zip(columns, arrays, strict=True)

@@ -32,8 +32,8 @@ class ReadyMade(ArrowProcessor, ABC):
 
     splits_keys = True
     _states_follow_settings = True
-    settings: ClassVar[tuple[str, ...]] = ()
-    column_settings: ClassVar[tuple[str, ...]] = ()
+    settings: ClassVar[tuple[str, ...]] = ()  # Names of all settings.
+    column_settings: ClassVar[tuple[str, ...]] = ()  # Names of the settings that name columns of the input.
     _handle: Any
 
     def __init_subclass__(cls, **arguments: Any) -> None:
@@ -53,7 +53,7 @@ class ReadyMade(ArrowProcessor, ABC):
 
     @classmethod
     def is_setting(cls, name: str, value: Any) -> bool:
-        """Return True for a class attribute that a subclass may define: a setting or a method."""
+        """Return True if a subclass may define this class attribute: it is a setting, or a method."""
         return name in (*cls.settings, "settings", "column_settings", "splits_keys") or hasattr(value, "__get__")
 
     def _spell_columns(self, names: Sequence[str]) -> None:
@@ -71,11 +71,11 @@ class ReadyMade(ArrowProcessor, ABC):
 
     @classmethod
     def check_pipeline(cls, pipeline: Any) -> None:
-        """Check the class attributes when a pipeline is declared. A subclass may compare them with the pipeline."""
+        """Check the settings when a pipeline is declared. A subclass may compare them with the pipeline."""
         cls.check_settings()
 
     def _times_of(self, batch: KeyedBatch) -> npt.NDArray[np.int64]:
-        """Return the event times of a batch's rows, in microseconds. Raise `ProcessorError` for a null event time."""
+        """Return the event times of a batch's rows in microseconds. Raise `ProcessorError` if one is null."""
         column = self._handle.event_time
         times = whole(batch.rows[column])
         if times.null_count:
@@ -88,7 +88,7 @@ class ReadyMade(ArrowProcessor, ABC):
 
 
 def _spell(text: Any, names: Sequence[str]) -> Any:
-    """Return a setting such as "score" or "score desc" with the column's name spelled as in the input."""
+    """Return a setting such as "score desc" with the column spelled as in `names`, and other values unchanged."""
     if not isinstance(text, str):
         return text
     name, _, direction = text.strip().rpartition(" ")
@@ -102,7 +102,7 @@ def fields_beside_key(handle: Any) -> list[StructField]:
 
 
 def keys_at(batch: KeyedBatch, owners: npt.NDArray[np.int64]) -> dict[str, Any]:
-    """Return the key columns of output rows. `owners`: For each row, the position of its key in the batch."""
+    """Return the key columns, by name, of output rows. `owners`: For each row, the position of its key in the batch."""
     at = pa.array(owners)
     return {name: batch.keys[name].take(at) for name in batch.keys.column_names}
 
@@ -112,22 +112,23 @@ def ready_made(cls: type) -> type:
 
 
 def made_with(processor: ReadyMade, settings: Sequence[str], fields: Sequence[StructField]) -> StructType:
-    """Return a state schema whose metadata records settings, so that Cairn refuses other values of them later."""
+    """Return a state's schema that records `settings` as metadata. Cairn refuses other values of them later."""
     first, *others = fields
     values = {name: f"{name} = {getattr(processor, name)}" for name in settings}
     return StructType([StructField(first.name, first.dataType, first.nullable, {MADE_WITH: values}), *others])
 
 
 def with_settings(settings: Mapping[str, str], fields: Sequence[StructField]) -> list[StructField]:
-    """Return state fields whose metadata records settings, so that Cairn refuses other values of them later."""
+    """Return `fields` of a state that record `settings` as metadata. Cairn refuses other values of them later."""
     first, *others = fields
     return [_recording(first, settings), *others]
 
 
 def with_deleted(column: str | None, fields: Sequence[StructField]) -> list[StructField]:
-    """Return state fields whose metadata records the setting `deleted`, so that Cairn refuses another value later.
+    """Return `fields` of a state with metadata that records which of them is the setting `deleted`; None: none is.
 
-    Each boolean field records whether it deletes keys. So only a new column of the input may become `deleted`.
+    Each boolean field records whether it deletes keys, and Cairn refuses another value later. So only a new column of
+    the input may become `deleted`.
     """
     return [
         _recording(f, {f"deleted {f.name}": f"deleted {'=' if f.name == column else 'other than'} {f.name}"})
@@ -143,13 +144,13 @@ def _recording(field: StructField, settings: Mapping[str, str]) -> StructField:
 
 
 class ChangedKeys:
-    """A filter for processors that emit each changed key once, with the last batch that has rows of the key."""
+    """A filter for processors that emit each changed key once: with the last batch of the interval that has the key."""
 
     def __init__(self) -> None:
         self._changed_before = False
 
     def select_changed(self, batch: KeyedBatch, changed: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-        """Return True for each key that changed in this or an earlier batch, and has no rows in the next batch."""
+        """Return True for each key that changed in this or an earlier batch and has no rows in the next batch."""
         changed = changed.copy()
         changed[0] |= self._changed_before
         self._changed_before = bool(batch.last_key_continues and changed[-1])
@@ -159,7 +160,7 @@ class ChangedKeys:
 
 
 def wrong_setting(cls: type, name: str, advice: str) -> UsageError:
-    """Return the error for a setting that is missing, or whose value is wrong."""
+    """Return the error for the setting `name`, which is missing or has a wrong value. `advice`: What to write."""
     found = f"is {getattr(cls, name)!r}" if hasattr(cls, name) else "is missing"
     return UsageError(f"{cls.__name__}.{name} {found}; {advice}")
 
@@ -202,7 +203,7 @@ def check_choice(cls: type, name: str, choices: Collection[Any]) -> None:
 def check_free(
     owner: str, column: str, names: Collection[str], why: str, other: str = "the input has a column"
 ) -> None:
-    """Raise `UsageError` if one of `names` equals, ignoring case, a column that the processor adds to the output."""
+    """Raise `UsageError` if one of `names` equals `column`, which the processor adds to the output. Case is ignored."""
     for name in names:
         if name.lower() == column.lower():
             raise UsageError(

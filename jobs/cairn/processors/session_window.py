@@ -174,7 +174,7 @@ class SessionWindow(Windows):
         )
 
     def _old_parts(self, batch: KeyedBatch, stored: _Stored, line: _Sessions) -> pa.Table:
-        """Return the stored aggregates of each changed session. If several stored sessions became one, merge theirs."""
+        """Return the stored aggregates of each changed session (null: a new one), merged if several became one."""
         counts = np.bincount(line.of_member, minlength=len(line.owners))
         first = np.full(len(line.owners), -1, np.int64)
         first[line.of_member[::-1]] = line.members[::-1]
@@ -190,7 +190,7 @@ class SessionWindow(Windows):
         return join_tables([stored.parts, merged.cast(stored.parts.schema)]).take(pa.array(first, mask=first < 0))
 
     def _with_untouched(self, batch: KeyedBatch, line: _Sessions, old: pa.Table, some: Int64s, step: Any) -> Any:
-        """Add to `step`'s result the sessions that only an earlier batch of the interval changed, in session order."""
+        """Add to `step`, the result for the sessions `some`, those that only an earlier batch changed, in order."""
         parts, values = step
         rest = np.setdiff1d(np.arange(len(line.owners)), some)
         untouched = old.take(pa.array(rest))
@@ -202,7 +202,7 @@ class SessionWindow(Windows):
     def _settle(
         self, batch: KeyedBatch, stored: _Stored, line: _Sessions, parts: pa.Table, values: Any
     ) -> pa.Table | None:
-        """Write the changed sessions, move their timers, and return the output rows."""
+        """Store the changed sessions, move their timers, and return the output rows; None if there are none."""
         owners, begins, ends, due_ms = line.owners, line.begins, line.ends, self._handle.due_ms
         waits = of_open_key(batch, owners)
         self._carried = begins[waits]
@@ -270,8 +270,8 @@ class _Stored:
     """Open sessions in the state, ascending by key and begin."""
 
     owners: Int64s  # For each session, the position of its key in the batch.
-    begins: Int64s
-    ends: Int64s
+    begins: Int64s  # Event time of the first row, in microseconds.
+    ends: Int64s  # Latest event time plus gap, in microseconds.
     versions: Int64s  # Number of rows that were emitted for each session.
     parts: pa.Table  # The stored fields of the aggregates.
 
@@ -289,7 +289,7 @@ class _Sessions:
 
 
 def _sessions_of(stored: _Stored, owners: Int64s, starts: Int64s, ends: Int64s, carried: Int64s) -> _Sessions:
-    """Merge rows and stored sessions into sessions. Return those with new rows, and those that `carried` names."""
+    """Merge rows and stored sessions. Return the sessions with new rows, and those whose begins `carried` has."""
     held = len(stored.owners)
     all_owners = np.concatenate([stored.owners, owners])
     all_starts = np.concatenate([stored.begins, starts])
@@ -323,7 +323,7 @@ def _sessions_of(stored: _Stored, owners: Int64s, starts: Int64s, ends: Int64s, 
 
 
 def _latest_so_far(owners: Int64s, ends: Int64s) -> Int64s:
-    """Return the running maximum of `ends` for each key."""
+    """Return for each row the maximum of `ends` over the rows of its key up to this row. Rows are sorted by key."""
     if ((np.diff(ends) >= 0) | (np.diff(owners) != 0)).all():
         return ends
     latest, codes = np.unique(ends, return_inverse=True)

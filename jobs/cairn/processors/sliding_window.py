@@ -115,7 +115,7 @@ class SlidingWindow(Windows):
         return BatchResult(output=self._changed_rows(batch, cut.owners, cut.begins))
 
     def handleExpiredTimers(self, batch: KeyedBatch) -> BatchResult:
-        """Emit the windows that are due, and remove the panes that belong to no open window."""
+        """Emit the windows that are due, and remove the panes (spans of aggregated rows) of no open window."""
         entries = self._panes.iterator()
         owners, panes = entries.key_of_row, numbers(whole(entries.keys[PANE]))
         due_us = batch.time.getCurrentWatermarkInMs() * 1000
@@ -162,7 +162,11 @@ class SlidingWindow(Windows):
     def _windows_with(
         self, owners: Int64s, panes: Int64s, parts: pa.Table, low: Int64s, high: Int64s
     ) -> Iterator[tuple[Int64s, Int64s, pa.Table, Int64s]]:
-        """Yield (keys, ends, pane aggregates, offsets) of the windows that end from `low` to `high`, in slices."""
+        """Yield (keys, ends, aggregates, offsets) of the windows that end from `low` to `high`, in slices.
+
+        Window i has the rows `offsets[i]` to `offsets[i + 1] - 1` of the aggregates (`parts`), one for each of its
+        `panes`.
+        """
         first = np.maximum(self._first_end(panes), low)
         counts = np.maximum((np.minimum(self._last_end(panes), high) - first) // self._slide + 1, 0)
         until = np.cumsum(counts)
@@ -194,7 +198,7 @@ class SlidingWindow(Windows):
         *,
         changed: bool,
     ) -> pa.Table:
-        """Return the output rows of windows, and store the versions of windows that stay open."""
+        """Return output rows of windows, and store versions of open ones. `changed`: For new rows, not a timer."""
         begins = ends - self._size
         parts = self._merge(batch, owners, begins, parts, at)
         versions = np.zeros(len(owners), np.int64)
@@ -212,7 +216,7 @@ class SlidingWindow(Windows):
         return self._output(batch, owners, (begins, ends), values, versions, ends <= due_us)
 
     def _changed_rows(self, batch: KeyedBatch, owners: Int64s, panes: Int64s) -> pa.Table | None:
-        """Return the output rows of the windows that this interval changed; None if there are none.
+        """Return the output rows of the windows that contain one of the changed `panes`; None if there are none.
 
         If the last key has more rows in the next batch, its windows are emitted with its last batch.
         """
@@ -243,14 +247,14 @@ class SlidingWindow(Windows):
         return pa.concat_tables(outputs) if outputs else None
 
     def _ends_of(self, owners: Int64s, panes: Int64s) -> tuple[Int64s, Int64s]:
-        """Return (keys, ends) of all windows that contain one of the panes."""
+        """Return (keys, ends) of all windows that contain one of `panes`, once for each pane."""
         first = self._first_end(panes)
         counts = (self._last_end(panes) - first) // self._slide + 1
         nth = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
         return np.repeat(owners, counts), np.repeat(first, counts) + nth * self._slide
 
     def _close(self, owners: Int64s, due_us: int) -> None:
-        """Delete the stored versions of windows that have closed."""
+        """Delete the stored versions of the windows of some keys that ended at or before `due_us`."""
         of_keys = np.unique(owners)
         entries = self._put_out.iterator(of_keys)
         closed = numbers(whole(entries.keys[START])) + self._size <= due_us

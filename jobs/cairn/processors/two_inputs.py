@@ -83,7 +83,7 @@ def _check_inputs(schemas: Mapping[str, StructType], shared: Sequence[str]) -> N
 
 @frozen
 class Side:
-    """One of the two inputs of a join."""
+    """One of the two inputs of a join. `kind`: Its value of the column `kind`. `fields`: Its columns in the output."""
 
     kind: str
     columns: Mapping[str, str]  # The name of each column in the output, by its name in the union.
@@ -93,7 +93,7 @@ class Side:
 
 @frozen
 class SideRows:
-    """Rows of one input, from the state or from a batch."""
+    """Rows of one input of a join, from the state or from a batch, with the columns of the output."""
 
     owners: Int64s  # For each row, the position of its key in the batch.
     times: Int64s  # Event times in microseconds.
@@ -127,10 +127,10 @@ def check_kinds(cls: type, *settings: str) -> None:
 
 
 def sides_of(owner: str, processor: str, handle: Any, kinds: Sequence[str]) -> tuple[Side, Side]:
-    """Assign the columns of the input to the two sides.
+    """Return the two inputs of a join, with the columns that belong to each.
 
-    A column belongs to the side whose kind is its prefix, as in `order_amount`. If both kinds are prefixes, the longer
-    one counts. Other columns belong to both sides. In the output, their names get the kind as a prefix.
+    A column belongs to the input whose kind is its prefix, as in `order_amount`. If both kinds are prefixes, the longer
+    one counts. Other columns belong to both inputs. In the output, their names get the kind as a prefix.
     """
     type_of_event_time(owner, processor, handle)
     key, schema = handle.key_schema.names, handle.input_schema
@@ -177,7 +177,7 @@ def output_schema(handle: Any, sides: Sequence[Side], without: str | None = None
 def split_sides(
     owner: str, batch: KeyedBatch, event_time: str, sides: Sequence[Side]
 ) -> list[tuple[SideRows, SideRows]]:
-    """Return for each side (matchable, unmatchable): the rows of a batch that can match, and the rows that can't.
+    """Return for each side (rows that can match, rows that can't), from a batch.
 
     As in SQL, a row with a null in its key or its event time matches nothing.
     """
@@ -226,7 +226,10 @@ def output_rows(
 def positions(
     owners: Int64s, times: Int64s, bounds: Sequence[tuple[Int64s, Int64s, Literal["left", "right"]]]
 ) -> tuple[Int64s, list[Int64s]]:
-    """Return (order, places): the rows' order by key and time, and for each bound what `searchsorted` finds in it."""
+    """Return (order, places): the order of rows by key and time, and the places of each bound in this order.
+
+    A bound is (keys, times, side). A place is what `np.searchsorted` finds for a key and a time on this side.
+    """
     order = np.lexsort((times, owners))
     every = np.concatenate([times, *(at for _, at, _ in bounds)])
     keys = 1 + max(max((int(part.max(initial=0)) for part, _, _ in bounds), default=0), int(owners.max(initial=0)))
@@ -259,7 +262,7 @@ def register_first(handle: Any, first: Int64s) -> None:
 
 
 def earliest(keys: int, *parts: tuple[Int64s, Int64s]) -> Int64s:
-    """Return the earliest time of each key over all `parts` (keys, times); `NO_TIME` for a key without a time."""
+    """Return the earliest time of each of `keys` keys over all `parts` (keys, times); `NO_TIME` if it has none."""
     first = np.full(keys, NO_TIME)
     for owners, times in parts:
         np.minimum.at(first, owners, times)

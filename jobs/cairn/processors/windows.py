@@ -49,8 +49,8 @@ class Windows(ReadyMade, ABC):
     """Base class of processors that emit aggregates per key and window."""
 
     settings: ClassVar[tuple[str, ...]] = ("early", "allowed_lateness")
-    bounds: ClassVar[tuple[str, str]] = ("window_start", "window_end")
-    merges: ClassVar[bool] = False
+    bounds: ClassVar[tuple[str, str]] = ("window_start", "window_end")  # Output columns for start and end.
+    merges: ClassVar[bool] = False  # True: stored aggregates of several sessions or panes are merged.
     early: bool = False
     allowed_lateness: timedelta = timedelta(0)
     # The aggregates by attribute name, in the order of declaration, as in `RunningAggregate`.
@@ -109,7 +109,7 @@ class Windows(ReadyMade, ABC):
         return StructType([*nullable(handle.key_schema), *window, *aggregates, *more])
 
     def _more(self) -> list[str]:
-        """Return the names of the output columns that `early` and `allowed_lateness` add."""
+        """Return the names of the output columns that `early` and `allowed_lateness` add, such as `version`."""
         return [VERSION] * self._is_versioned + [FINAL] * self.early
 
     @property
@@ -117,7 +117,7 @@ class Windows(ReadyMade, ABC):
         return self.early or bool(self.allowed_lateness)
 
     def _declare(self, handle: Any) -> list[StructField]:
-        """Check the settings against the handle's schemas. Return a state field for each part of each aggregate."""
+        """Check the settings against the schemas of `handle`. Return a state field for each part of each aggregate."""
         self.check_settings()
         self.deriveOutputSchema(handle)
         owner = type(self).__name__
@@ -135,13 +135,13 @@ class Windows(ReadyMade, ABC):
         return with_settings(settings, state_fields(self.declared_aggregates, fields))
 
     def _windows_of(self, batch: KeyedBatch, owners: Int64s, begins: Int64s, rows: pa.Table, at: Int64s) -> KeyedBatch:
-        """Return a batch whose keys are windows: the keys of `batch` plus the window's start as last key column."""
+        """Return a batch whose keys are windows (key and start). Window i has the rows `at[i]` to `at[i + 1] - 1`."""
         of_window = array_of(begins, pa.timestamp("us", "UTC"))
         keys = batch.keys.take(pa.array(owners)).append_column(self.bounds[0], of_window)
         return KeyedBatch(keys=keys, rows=rows, row_offsets=at, states={}, exists={}, time=batch.time)
 
     def _step(self, groups: Groups, old: pa.Table) -> tuple[pa.Table, dict[str, pa.Array]]:
-        """Return (state, values): the new state fields of all aggregates, and their values, one element per window."""
+        """Return (state, values), per window: the aggregates' fields after the rows in `groups`, and their values."""
         return step_aggregates(self.declared_aggregates, self._parts, groups, old)
 
     def _values(self, batch: KeyedBatch, owners: Int64s, begins: Int64s, parts: pa.Table) -> dict[str, pa.Array]:
@@ -149,7 +149,7 @@ class Windows(ReadyMade, ABC):
         return self._step(Groups(self._windows_of(batch, owners, begins, self._no_rows, none)), parts)[1]
 
     def _merge(self, batch: KeyedBatch, owners: Int64s, begins: Int64s, parts: pa.Table, at: Int64s) -> pa.Table:
-        """Merge the stored aggregates of each window: window i has the rows `at[i]` to `at[i + 1] - 1` of `parts`."""
+        """Merge aggregates: window i, of key `owners[i]`, gets the rows `at[i]` to `at[i + 1] - 1` of `parts`."""
         if len(parts) == len(owners):
             return parts.select(self._part_names())
         merged: dict[str, pa.Array] = {}
@@ -163,7 +163,7 @@ class Windows(ReadyMade, ABC):
         return [f"{name}_{part}" for name, parts in self._parts.items() for part in parts]
 
     def _arrivals(self, batch: KeyedBatch) -> Arrivals:
-        """Return the rows' numbers in their key's order of arrival. A key that continues is numbered across batches."""
+        """Return each row's number among the rows of its key in the interval, counted on from the batch before."""
         of_key = np.arange(batch.rows.num_rows) - np.repeat(batch.row_offsets[:-1], np.diff(batch.row_offsets))
         if self._numbered_before:
             of_key[: batch.row_offsets[1]] += self._numbered_before
@@ -179,7 +179,7 @@ class Windows(ReadyMade, ABC):
         versions: Int64s,
         final: Bools,
     ) -> pa.Table:
-        """Return an output row for each window, with its key, bounds, aggregates, and version columns."""
+        """Return an output row for each window. `bounds`: (starts, ends). `final`: True for closed windows."""
         output = keys_at(batch, owners)
         output |= {name: self._times(us) for name, us in zip(self.bounds, bounds, strict=True)}
         output |= values
@@ -195,7 +195,7 @@ class Windows(ReadyMade, ABC):
         return array_of(times_us.astype(np.int64), self._no_rows.schema.field(self._handle.event_time).type)
 
     def _is_due(self, ends: Int64s, versions: Int64s, due_ms: int) -> Bools:
-        """Return True for each window that a timer emits now: with `allowed_lateness`, only its first result."""
+        """Return True for each window that a timer emits now; with `allowed_lateness`, only for its first result."""
         due: Bools = ceil_ms(ends - self._lateness) <= due_ms
         return due & (versions == 0) if self._lateness else due
 
@@ -203,7 +203,7 @@ class Windows(ReadyMade, ABC):
         return pa.table({name or self.bounds[0]: self._times(times_us)})
 
     def _due_after(self, ends: Int64s, versions: Int64s) -> Int64s:
-        """Return each open window's next timer in ms: when its first result is due, or its end if that was emitted."""
+        """Return each open window's next timer in ms: for its first result or, if that was emitted, for its end."""
         return ceil_ms(ends - np.where(versions > 0, 0, self._lateness))
 
 
@@ -236,7 +236,7 @@ def group_begins(owners: Int64s, windows: Int64s) -> Int64s:
 
 
 def of_open_key(batch: KeyedBatch, owners: Int64s) -> Bools:
-    """Return True for each window whose key continues in the next batch, which only the last key can do."""
+    """Return True for each window whose key, at `owners`, has more rows in the next batch: only the last key can."""
     of_last: Bools = owners == (batch.keys.num_rows - 1 if batch.last_key_continues else -1)
     return of_last
 
@@ -252,12 +252,12 @@ def check_offset(cls: Any) -> None:
 
 
 def join_tables(tables: Sequence[pa.Table]) -> pa.Table:
-    """Return the rows of tables with the same columns, each column as one array."""
+    """Return the rows of all tables, which have the same columns, in one table with one chunk per column."""
     return tables[0] if len(tables) == 1 else pa.concat_tables(tables).combine_chunks()
 
 
 def versions_of(state: pa.Table) -> Int64s:
-    """Return the version of each stored window; 0 for a window that was not emitted."""
+    """Return the stored version of each window: the number of rows emitted for it; 0 if it was not emitted."""
     found: Int64s = numbers(whole(state[VERSION])) if VERSION in state.column_names else np.zeros(len(state), np.int64)
     return found
 

@@ -36,7 +36,7 @@ class Comparison:
 
     @property
     def same(self) -> bool:
-        """Return True if state, output and late rows are equal in values and types."""
+        """True if state, output and late rows are equal in values and types."""
         return not self.state and self.output.same and self.late.same
 
 
@@ -49,9 +49,10 @@ def compare_key(
     *,
     ordered: bool,
 ) -> Comparison:
-    """Return what differs between a key's committed and replayed results.
+    """Return what differs between a key's committed and replayed results. `group`: The key's key group.
 
-    `output` and `late`: Pairs (committed, replayed) of rows. If the committed rows are None, no difference is known.
+    `output`, `late`: (committed, replayed) rows. None for committed rows: they are unknown, so nothing is compared.
+    `ordered`: Rows in another order differ.
     """
     return Comparison(
         state=tuple(changes_of_group(committed, replayed, group)),
@@ -61,7 +62,7 @@ def compare_key(
 
 
 def compare_rows(committed: pa.Table | None, replayed: pa.Table, *, ordered: bool) -> RowsDifference:
-    """Return the rows that only one table has, and columns of other types. `ordered`: Compare the order of rows too."""
+    """Return rows that only one table has, and changed types. `committed`: None if unknown. `ordered`: Also order."""
     if committed is None:
         return RowsDifference(known=False)
     before, after = committed.to_pylist(), replayed.to_pylist()
@@ -94,7 +95,7 @@ def _more(rows: Sequence[dict[str, Any]], counts: Counter[str]) -> tuple[dict[st
 
 
 def reasons_for(content: Content, now: MadeOf, *, deterministic: bool) -> list[str]:
-    """Return sentences with the possible reasons why a replay differs from the committed result."""
+    """Return the possible reasons, as sentences, why a replay differs. `deterministic`: Two replays were equal."""
     found = [*what_changed(made_of(content), now)]
     if not deterministic:
         found.append("the processor is not deterministic: two replays of the same rows and state differ")

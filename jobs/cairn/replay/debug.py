@@ -13,7 +13,7 @@ HANDLERS = ("handleInputRows", "handleInitialState", "handleExpiredTimer", "hand
 
 
 class Debugger:
-    """A pdb that stops at the first line of each handler that the processor's own classes define."""
+    """A pdb (Python's debugger) that stops at the first line of each handler that the user's own classes define."""
 
     def __init__(self) -> None:
         self._pdb = pdb.Pdb(nosigint=True)

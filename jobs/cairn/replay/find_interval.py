@@ -19,8 +19,8 @@ from state_backend.values.schedule import Schedule
 class Replayable:
     """A committed interval that can run again from its base."""
 
-    record: Record
-    status: str
+    record: Record  # The interval's checkpoint.
+    status: str  # Its state, such as "completed" or "stale by 12".
     # The checkpoint that the interval started from; None for empty state.
     base: Record | None
     # The status of the base; None without a base.
@@ -28,7 +28,7 @@ class Replayable:
 
 
 def find_interval(log: Log, pipeline: str, which: str | Interval, schedule: Schedule | None = None) -> Replayable:
-    """Return the interval that a user names in `which`: by checkpoint id, day, instant or `Interval`."""
+    """Return the committed interval that a user names. A day is in the zone of `schedule`, or of the recorded one."""
     declared = schedule or log.schedule
     zone = UTC if declared is None else declared.rules
     if isinstance(which, str) and re.fullmatch(r"\d{1,7}", which):

@@ -38,16 +38,16 @@ class PlannedKey:
     """A planned interval with the input of one key."""
 
     plan: IntervalPlan
-    batches: tuple[pa.RecordBatch, ...]
-    session: Any
-    read: Read
+    batches: tuple[pa.RecordBatch, ...]  # The key's rows, of input and initial state.
+    session: Any  # The Spark session, or the `LocalSession` in its place.
+    read: Read  # What the source returned.
 
     @property
     def with_spark(self) -> bool:
         return not isinstance(self.session, LocalSession)
 
     def rows(self, kind: int = INPUT) -> list[dict[str, Any]]:
-        """Return the key's rows of one kind, in the order in which the processor gets them."""
+        """Return the key's rows of the input, or with `INITIAL` of the initial state, in the processor's order."""
         name = {INPUT: "__input", INITIAL: "__initial"}[kind]
         found: list[dict[str, Any]] = []
         for batch in self.batches:
@@ -67,9 +67,10 @@ def plan_key(
     zone: str,
     spark: OpenSpark | None,
 ) -> PlannedKey:
-    """Call the source, and plan the interval for one key.
+    """Call the source, and plan the interval for one key. Try without Spark first.
 
-    `attempt`: Describes the interval for the plan. Nothing is prepared or uploaded under its uuid.
+    `attempt`, `begun`: The interval, and its base. Nothing is prepared or uploaded. `spark`: Opens a session if the
+    source needs one; None raises `UsageError` then.
     """
     try:
         return _plan(LocalSession(zone), pipeline, root, attempt, begun, key)
@@ -94,7 +95,7 @@ def _plan(session: Any, pipeline: Pipeline, root: str, attempt: Attempt, begun: 
 def plan_read_key(
     session: Any, pipeline: Pipeline, root: str, attempt: Attempt, begun: Begun, key: SearchedKey, read: Read
 ) -> PlannedKey:
-    """Plan an interval for one key, over rows that the source has returned.
+    """Plan an interval for one key, over rows that the source has returned (`read`).
 
     `attempt`: Describes the interval for the plan. Nothing is prepared or uploaded under its uuid.
     """

@@ -35,14 +35,14 @@ _SIMPLE = (
 
 
 class NeedsSpark(BaseException):
-    """The error for a source or an initial state that uses more of Spark than the stand-in knows.
+    """The error for a source or an initial state that uses more of Spark than `LocalSession` has.
 
     It is a `BaseException`, because a source that catches `Exception` would otherwise go on and return other rows.
     """
 
 
 class PlanningSession:
-    """The parts of a Spark session that planning an interval uses."""
+    """A stand-in for a Spark session with the parts that planning an interval uses."""
 
     is_stopped = False
 
@@ -54,7 +54,7 @@ class PlanningSession:
 
 
 class LocalSession(PlanningSession):
-    """The parts of a Spark session that planning an interval and simple sources use."""
+    """A stand-in for a Spark session with the parts that planning an interval and simple sources use."""
 
     @property
     def read(self) -> _Reader:
@@ -62,7 +62,7 @@ class LocalSession(PlanningSession):
 
     @property
     def zone(self) -> Zone:
-        """The session's time zone now. `in_zone_of` changes it for a `with` block."""
+        """The time zone of the session, which `in_zone_of` changes for a `with` block."""
         return zone_of(self.conf["spark.sql.session.timeZone"])
 
     def createDataFrame(self, data: Any, schema: Any = None, **other: Any) -> LocalFrame:
@@ -120,7 +120,7 @@ class _Reader:
         return (self if schema is None else self.schema(schema)).options(**options)
 
     def _text(self, path: Any, read: Any, known: Mapping[str, Sequence[str]]) -> LocalFrame:
-        """Return the rows of CSV or JSON files. The option `mode` has no effect, since each row must be well formed."""
+        """Return the rows of CSV or JSON files, by `read`. `known`: The allowed options; `mode` has no effect."""
         known = {**known, "mode": ("permissive", "dropmalformed", "failfast")}
         unknown = [name for name, value in self._options.items() if value not in known.get(name, ())]
         if self._schema is None or "_corrupt_record" in self._schema.names or unknown:
@@ -151,7 +151,7 @@ class _Reader:
 
 
 class LocalFrame(LocalRows):
-    """Rows of Parquet files, or rows in memory. `rows_of` reads a file, and keeps only the rows of one key."""
+    """A stand-in for a DataFrame: rows of Parquet files, or in memory. `rows_of` reads the rows of one key."""
 
     def __init__(
         self, schema: t.StructType, zone: Zone, *, files: Sequence[Path] = (), tables: Sequence[pa.Table] = ()
@@ -209,7 +209,7 @@ def _filter(part: pa.Table, key: SearchedKey, names: Sequence[str]) -> pa.Table:
 
 
 def _column(column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray:
-    """Return a file's column cast to `field`'s type. Raise `NeedsSpark` if Spark might read other values."""
+    """Return a column of a file, cast to the type of `field`. Raise `NeedsSpark` if Spark might read other values."""
     if column.type == field.type:
         return column
     both = column.type, field.type

@@ -46,8 +46,8 @@ Watch = Callable[[Any], None]
 class Replay:
     pipeline: Pipeline
     key: SearchedKey
-    found: Replayable
-    before: KeyEntries
+    found: Replayable  # The committed interval, and its base.
+    before: KeyEntries  # The key's state before the interval.
     planned: PlannedKey
     run: KeyRun
     comparison: Comparison
@@ -57,7 +57,7 @@ class Replay:
 
     @property
     def same(self) -> bool:
-        """Return True if the replay equals the committed result in values and types."""
+        """True if the replay equals the committed result in values and types."""
         return self.comparison.same
 
 
@@ -71,7 +71,10 @@ def replay_key(
     made: Watch = lambda processor: None,
     log: Log | None = None,
 ) -> Replay:
-    """Run one key of one committed interval again, and compare the result with the committed one. Write nothing."""
+    """Run one key of one committed interval again, and compare the result with the committed one. Write nothing.
+
+    `spark`: Opens a session if the source needs one; None: raises `UsageError` then. `made`: Called with the processor.
+    """
     url = join_url(root, pipeline.name)
     storage = open_storage(url)
     log = read_newest(storage) if log is None else log
@@ -123,7 +126,7 @@ def replay_key(
 
 
 def key_of(key: str | tuple[Any, ...] | SearchedKey, content: Content) -> SearchedKey:
-    """Return the key that a user names, parsed by the key schema in the record."""
+    """Return the key that a user names by text or values, with the key schema in the record."""
     if isinstance(key, SearchedKey):
         return key
     schema = parse_struct(content.key_schema)
@@ -194,7 +197,7 @@ def _notes(
 
 @contextmanager
 def quiet_logs() -> Iterator[None]:
-    """Suppress log lines in the `with` block, for a second run of the key: it would repeat those of the first run."""
+    """Suppress log lines in the `with` block. A second run of a key would only repeat those of the first run."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:

@@ -31,7 +31,7 @@ class InProcess:
     """A factory of processors for shards that run in this process.
 
     A Spark worker would import the processor's modules anew. This factory uses the modules that this process has
-    imported before, including what a test has patched in them.
+    imported, including what a test has patched in them.
     """
 
     processor: Any
@@ -59,7 +59,7 @@ def run_key(
     *,
     made: Callable[[Any], None] = lambda processor: None,
 ) -> KeyRun:
-    """Run the processor for one key with its entries in `base`, by the same code as a shard's task."""
+    """Run the processor for one key as a shard's task does. `base`: The key's entries. `made`: Gets the processor."""
     trace = Trace()
     factory: Any = TracedFactory(processor, job.content.pipeline, trace, made)
     job = replace(job, processor=factory)
@@ -79,7 +79,7 @@ def run_key(
 
 
 def index_keys(stored: Sequence[Stored]) -> list[bytes]:
-    """Return the index keys, for timers and for entries that expire, that belong to these stored entries."""
+    """Return the keys of the entries in RocksDB that index these `stored` entries by time: timers and expiring ones."""
     found = []
     for stored_key, entry in stored:
         if stored_key[2] == layout.TIMERS:
@@ -90,7 +90,7 @@ def index_keys(stored: Sequence[Stored]) -> list[bytes]:
 
 
 def counts_of(entries: KeyEntries, group: int) -> KeyGroupState:
-    """Return the number of entries for each state, as a key group has it. The digest is 0: nothing compares it."""
+    """Return the number of the key's entries per state, as for a key group. The digest is 0: nothing compares it."""
     names = {d.state_id: d.name for d in entries.states.values()} | {layout.TIMERS: layout.TIMERS_NAME}
     found = [
         names[key[2]] for key, entry in entries.stored if key[2] == layout.TIMERS or not layout.is_positions(entry)

@@ -31,15 +31,11 @@ _MOST_EXACT = 2**53
 
 
 class Doubtful(Exception):
-    """The error for a file that Spark might read in another way than this module."""
+    """The error for a CSV or JSON file that Spark might read in another way than this module."""
 
 
 def read_csv(path: Path, schema: t.StructType, zone: Zone, *, header: bool) -> pa.Table:
-    """Return the rows of a CSV file. An empty cell is null.
-
-    Raises:
-        Doubtful: Spark might read the file differently.
-    """
+    """Return the rows of a CSV file; an empty cell is null. Raise `Doubtful` if Spark might read it differently."""
     lines = _lines(path)
     if header and lines and lines.pop(0).split(",") != schema.names:
         raise Doubtful("the header has other names")
@@ -54,11 +50,7 @@ def read_csv(path: Path, schema: t.StructType, zone: Zone, *, header: bool) -> p
 
 
 def read_json(path: Path, schema: t.StructType, zone: Zone) -> pa.Table:
-    """Return the rows of a file with one JSON object in each line.
-
-    Raises:
-        Doubtful: Spark might read the file differently.
-    """
+    """Return the rows of a file of JSON lines. Raise `Doubtful` if Spark might read it differently."""
     reads = {field.name: _reader_of_json(field.dataType, zone) for field in schema.fields}
     lowered = {name.lower() for name in reads}
 

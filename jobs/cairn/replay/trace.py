@@ -29,19 +29,19 @@ _STATES = ("getValueState", "getListState", "getMapState")
 class Use:
     """One use of a state or of a timer within a call into the processor."""
 
-    what: str
+    what: str  # Name of the state, or "timer".
     method: str
     arguments: tuple[Any, ...] = ()
     # The result of a read. For an iterator: the list of the elements that were read. None for a write.
     result: Any = None
-    reads: bool = False
+    reads: bool = False  # True if the method only reads.
 
 
 @dataclass(slots=True, kw_only=True)
 class Call:
     """One call into the processor."""
 
-    handler: str
+    handler: str  # Name of the method, such as `handleInputRows`.
     # The processing time that the processor saw, in milliseconds since the epoch.
     processing_time_ms: int
     # The watermark that the processor saw, in milliseconds since the epoch.
@@ -54,7 +54,7 @@ class Call:
 
 
 class Trace:
-    """The calls of one replay, in order."""
+    """The calls into a processor in one replay, in order, with the uses of states and timers in each."""
 
     def __init__(self) -> None:
         self.calls: list[Call] = []
@@ -63,7 +63,7 @@ class Trace:
         self._depth = 0
 
     def begin(self, handler: str, time: Any, timer_ms: int | None = None) -> Call:
-        """Add a call of a handler. All uses of states and timers until the next `begin` belong to this call."""
+        """Add a call of a handler, and return it. Uses of states and timers until the next `begin` belong to it."""
         call = Call(
             handler=handler,
             processing_time_ms=time.getCurrentProcessingTimeInMs(),
@@ -75,7 +75,7 @@ class Trace:
         return call
 
     def watch(self, owner: Any, name: str, what: str) -> None:
-        """Replace a method of an object by a function that also records the call."""
+        """Replace a method of `owner`, a state or handle, by one that also records its call as a `Use` of `what`."""
         method = getattr(owner, name, None)
         if method is None:
             return
@@ -117,7 +117,7 @@ class Trace:
 
 
 class TracedProcessor:
-    """A user's processor whose calls are recorded."""
+    """A wrapper of a user's processor that records the calls of its handlers, states and timers."""
 
     def __init__(self, processor: Any, trace: Trace) -> None:
         self._processor, self._trace = processor, trace
@@ -186,7 +186,7 @@ class TracedProcessor:
 
 @dataclass(frozen=True, slots=True)
 class TracedFactory:
-    """A factory of traced processors. It uses modules that this process has already imported, as `InProcess` does."""
+    """A factory of traced processors. Like `InProcess`, it uses modules that this process has already imported."""
 
     processor: Any
     pipeline: str
@@ -206,14 +206,14 @@ def _record(items: Any, into: list[Any]) -> Iterator[Any]:
 
 
 def rows_of(item: Any) -> list[Any]:
-    """Return a row or a frame as a list of dicts, which the processor can't change."""
+    """Return the rows of `item`, a row or a DataFrame, as dicts which the processor can't change any more."""
     if isinstance(item, pd.DataFrame):
         return [*map(copy_of, item.to_dict("records"))]
     return [plain_value(item)]
 
 
 def plain_value(value: Any) -> Any:
-    """Return a copy of a value, with PySpark rows and Arrow tables as dicts and lists of dicts."""
+    """Return a copy of a value, with a dict for each PySpark row, and a list of dicts for an Arrow table."""
     if hasattr(value, "asDict"):
         return copy_of(value.asDict(True))
     if isinstance(value, pa.Table | pa.RecordBatch):

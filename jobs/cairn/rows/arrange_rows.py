@@ -55,7 +55,8 @@ class Arrangement:
     ) -> Iterator[pa.RecordBatch]:
         """Yield the shard's rows in order, in the layout that a job reads.
 
-        If the first batch has a tick, yield the tick before reading other batches.
+        If the first batch has a tick, yield the tick before reading other batches. `spill`: Makes a folder for sorted
+        rows beyond `most_bytes` of memory.
         """
         ticks: list[pa.RecordBatch] = []
         rows = self._without_ticks(batches, ticks)

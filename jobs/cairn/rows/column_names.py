@@ -107,10 +107,7 @@ def remove_quotes(name: str) -> str:
 
 
 def plain_name(column: Any, what: str) -> str:
-    """Return the name of a column object of a classic session or of Spark Connect. A string is returned unchanged.
-
-    `what` is the beginning of the error message.
-    """
+    """Return the name of a column object (classic or Spark Connect); a string as it is. `what`: Begins messages."""
     if isinstance(column, str):
         return column
     parts = _parts(column)

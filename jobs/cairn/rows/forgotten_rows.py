@@ -28,10 +28,7 @@ class ForgottenRows:
         self._groups = np.array([key.key_group for key in keys]) if same else None
 
     def without(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the batch without the rows of forgotten keys.
-
-        To save time, only keys in the key groups of forgotten keys are encoded and hashed.
-        """
+        """Return the batch without the rows of forgotten keys. Only keys in their key groups are hashed (faster)."""
         near = np.ones(rows.num_rows, bool)
         if self._groups is not None:
             near = np.isin(rows.column(KEY_GROUP).to_numpy(), self._groups)

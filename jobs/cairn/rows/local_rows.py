@@ -65,7 +65,7 @@ def route_locally(
     parallelism: int,
     max_parallelism: int,
 ) -> list[list[pa.RecordBatch]]:
-    """Return the batches of every shard. The first row of a shard is its tick."""
+    """Return for each shard its batches, in the layout of jobs (`routing`). The first row of a shard is its tick."""
     check_order_by(order_by, rows.schema)
     parts = [_Part(rows, INPUT, key, [*order_by, *rows.schema.names], max_parallelism)]
     if initial is not None:
@@ -137,7 +137,7 @@ def _batches(places: Sequence[_Place], parts: Sequence[_Part]) -> list[pa.Record
 
 
 def _gather(places: Sequence[_Place], columns: Mapping[int, pa.Array]) -> pa.Array:
-    """Return one column of the sorted rows, with values from the columns of each kind. Other kinds' rows get null."""
+    """Return a column for the sorted rows: a value from the column of its row's kind in `columns`, else null."""
     start, offsets = 0, {}
     for kind, column in columns.items():
         offsets[kind] = start
@@ -157,10 +157,7 @@ def order_key(data_type: t.DataType) -> Convert:
 
 
 def exact_key(data_type: t.DataType) -> Convert:
-    """Return a function that maps a value or None to a sort key in Spark's order, but with 0.0 before -0.0.
-
-    Nulls come first, and NaN comes last.
-    """
+    """Return a function as `order_key` does, but 0.0 comes before -0.0, so that different values never tie."""
     return _nulls_first(
         data_type, lambda value: (math.isnan(value), 0.0 if math.isnan(value) else value, _is_negative_zero(value))
     )

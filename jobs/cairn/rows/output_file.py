@@ -13,10 +13,7 @@ from state_backend.values.records import OutputFile
 
 
 class LocalParquet:
-    """Writer of one local Parquet file. All batches must have exactly the given schema.
-
-    If `write` is never called, there is no file.
-    """
+    """Writer of one local Parquet file, for batches with exactly the given schema. Without rows there is no file."""
 
     def __init__(self, schema: pa.Schema, local: Path) -> None:
         self.schema = schema

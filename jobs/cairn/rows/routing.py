@@ -125,7 +125,8 @@ class Inputs:
 def route(spark: SparkSession, inputs: Inputs, *, parts: Sequence[bytes], max_parallelism: int) -> DataFrame:
     """Return the ticks and rows of all shards, each in the partition of its shard, in the flat layout (see the module).
 
-    The rows are unsorted. The task of each partition sorts them later, in `arrange_rows`.
+    The rows are unsorted. The task of each partition sorts them later, in `arrange_rows`. `parts`: The bytes that the
+    tick of each shard carries.
     """
     check_order_by(inputs.order_by, inputs.rows.schema)
     flat = _tick_rows(spark, parts, max_parallelism, TICK)
@@ -284,7 +285,7 @@ def _add_key(rows: DataFrame, kind: int, key: Sequence[str], max_parallelism: in
 
 
 def _sort_prefix(first_key: DataType) -> list[Column]:
-    """Return, for an integer key, a sort column that Spark compares fast, to stand before key group and key; else none.
+    """Return a sort column that is fast to compare, to stand before key group and key; none if the key is no integer.
 
     The column is an integer with the order of key group and first key column. Spark's sort compares an integer without
     reading the rows, in half the time. The key group is in the upper 15 bits. The lower 48 bits hold 0 for null, else
@@ -311,10 +312,7 @@ def _in(column: str, name: str) -> Column:
 
 
 def _one_nan(column: Column, data_type: DataType) -> Column:
-    """Replace every NaN by the same NaN.
-
-    Files may hold NaN with and without a sign. The JVM treats both as equal, but they would differ in stored state.
-    """
+    """Replace every NaN by the same NaN, as `arrange_rows.one_nan` does."""
     return (
         F.nanvl(column, F.lit(float("nan")).cast(data_type))
         if isinstance(data_type, FloatType | DoubleType)

@@ -99,9 +99,9 @@ def sorted_batches(
 def cut_by_part(
     batches: Iterable[pa.RecordBatch], part_of: Callable[[pa.RecordBatch], Int64s]
 ) -> Iterator[pa.RecordBatch]:
-    """Yield sorted rows in batches as `sorted_batches` does, but so that no batch has rows of two parts.
+    """Yield sorted rows in batches as `sorted_batches` does, but no batch has rows of two parts, such as intervals.
 
-    `part_of`: Function that returns the part of each row of a batch. The rows must be sorted by part first.
+    `part_of`: Function that returns the part's number for each row of a batch. The rows must be sorted by part first.
     """
     cut = _Cut(rows=BATCH_ROWS, size_bytes=BATCH_BYTES)
     for _, slices in groupby(_slices(batches, part_of), key=itemgetter(0)):

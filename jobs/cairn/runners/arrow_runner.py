@@ -40,8 +40,8 @@ class _Round:
     """Input rows for one call of `handleBatch`: all rows of some keys, but perhaps only a part of the last key's."""
 
     rows: pa.RecordBatch
-    encoded: pa.Array
-    starts: Any
+    encoded: pa.Array  # The encoded key of each row.
+    starts: Any  # Position of the first row of each key.
     last_key_continues: bool
 
 
@@ -140,7 +140,7 @@ class ArrowRunner:
         )
 
     def _call(self, handler: str, key_groups: Groups, encoded: pa.Array, **given: Any) -> None:
-        """Call a handler for the given keys with their value states, and write the result."""
+        """Call a handler for the given keys with their value states. Store the new state, and write the output."""
         say_part(f"{handler} of keys from key group {key_groups[0]} on" if len(key_groups) else handler)
         read = {name: columns.read(key_groups, encoded) for name, columns in self._states.items()}
         batch = KeyedBatch(

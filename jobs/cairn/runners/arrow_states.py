@@ -43,7 +43,7 @@ class _OfKeys:
 
     @property
     def key_of_row(self) -> Int64s:
-        """Return, for each row or entry, the position of its key among the keys that the caller passed."""
+        """For each row or entry, the position of its key among the keys that the caller passed."""
         return np.repeat(np.arange(len(self.offsets) - 1), np.diff(self.offsets))
 
 
@@ -54,7 +54,7 @@ class KeyedRows(_OfKeys):
     rows: pa.Table
 
     def lists(self) -> pa.ListArray:
-        """Return the rows as one column: a list of structs for each key that the caller passed."""
+        """Return the rows as one Arrow column: for each key that the caller passed, a list of structs."""
         structs = self.rows.to_struct_array().combine_chunks()
         return pa.ListArray.from_arrays(pa.array(self.offsets, pa.int32()), structs)
 
@@ -63,8 +63,8 @@ class KeyedRows(_OfKeys):
 class KeyedEntries(_OfKeys):
     """Entries of the maps of many keys, as `ArrowMapState.iterator` returns them.
 
-    Each key of the batch has a map with entries. The entries are in the order of the keys that the caller passed to
-    `iterator`. A caller that passed None gets the entries of all keys of the batch.
+    `keys`, `values`: The user keys and values of the entries. The entries are in the order of the keys that the caller
+    passed to `iterator`. A caller that passed None gets the entries of all keys of the batch.
     """
 
     keys: pa.Table
@@ -79,8 +79,7 @@ class _OfBatch:
         self._what = what
 
     def _of_rows(self, keys: Keys, *rows: Any) -> Places:
-        """Check `keys`, the argument of a handler's call, against the rows of that call. Return it as an int64
-        array."""
+        """Return `keys`, the positions that a processor gave, as int64. Raise an error if `rows` has another length."""
         places = self._positions(keys)
         for part in rows:
             if len(part) != len(places):
@@ -136,7 +135,7 @@ class _Collections(_OfBatch):
     _columns: ListColumns | MapColumns
 
     def exists(self, keys: Keys | None = None) -> Mask:
-        """Return, for each key in `keys` (None: all of the batch), True if its list or map has an unexpired entry."""
+        """Return True for each of `keys` (None: all of the batch) whose list or map has an unexpired entry."""
         return self._columns.exists(self._chosen(keys))
 
     def clear(self, keys: Keys | None = None) -> None:
@@ -153,12 +152,12 @@ class ArrowListState(_Collections):
     _columns: ListColumns
 
     def get(self, keys: Keys | None = None) -> KeyedRows:
-        """Return the unexpired list elements of the keys in `keys` (None: all keys of the batch), in list order."""
+        """Return the unexpired elements of the lists of `keys` (None: all keys of the batch), in list order."""
         rows, offsets = self._columns.get(self._chosen(keys))
         return KeyedRows(rows=rows, offsets=offsets)
 
     def put(self, keys: Keys, rows: pa.Table) -> None:
-        """Replace the list of each key in `keys` by the key's rows in the table."""
+        """Replace the lists of some keys. `keys`: For each of `rows`, the position of its key in the batch."""
         self._columns.put(self._of_rows(keys, rows), rows)
 
     def appendList(self, keys: Keys, rows: pa.Table) -> None:
@@ -176,26 +175,26 @@ class ArrowMapState(_Collections):
     _columns: MapColumns
 
     def getValue(self, keys: Keys, user_keys: pa.Table) -> tuple[pa.Table, Mask]:
-        """Return the values of the given entries in the order given, and a mask that is True for entries that exist.
+        """Return (values, exists) of the entries that `keys` and `user_keys` name, in their order.
 
         All value columns are null for an entry that does not exist.
         """
         return self._columns.get(self._of_rows(keys, user_keys), self._by_position(user_keys))
 
     def containsKey(self, keys: Keys, user_keys: pa.Table) -> Mask:
-        """Return a mask that is True for each given entry that exists."""
+        """Return True for each entry, named by `keys` and `user_keys`, that exists."""
         return self.getValue(keys, user_keys)[1]
 
     def updateValue(self, keys: Keys, user_keys: pa.Table, values: pa.Table) -> None:
-        """Set the given entries and restart their time to live. If an entry is given twice, the last one counts."""
+        """Set the entries, and restart their time to live. If an entry is given twice, the last one counts."""
         self._columns.update(self._of_rows(keys, user_keys, values), self._by_position(user_keys), values)
 
     def removeKey(self, keys: Keys, user_keys: pa.Table) -> None:
-        """Remove the given entries. An entry that does not exist is ignored."""
+        """Remove the entries that `keys` and `user_keys` name. An entry that does not exist is ignored."""
         self._columns.remove(self._of_rows(keys, user_keys), self._by_position(user_keys))
 
     def iterator(self, keys: Keys | None = None) -> KeyedEntries:
-        """Return the unexpired map entries of the keys in `keys` (None: all keys), sorted by user key for each key."""
+        """Return the unexpired entries of the maps of `keys` (None: all of the batch), by user key for each key."""
         columns, values, offsets = self._columns.entries(self._chosen(keys))
         user_keys = pa.table(columns, names=list(self._columns.user_key_names))
         return KeyedEntries(keys=user_keys, values=values, offsets=offsets)

@@ -38,9 +38,9 @@ KeyValues = Callable[[pa.Array], Sequence[Any]]
 class KeyedInput:
     """Iterator over the keys of a shard: it yields `(kind, key group, key, encoded key, items)`.
 
-    The order is ascending by key group, then by key, then by kind.
-    `kind` is `INITIAL` for rows of the initial state, or `INPUT` for input rows. A key with rows of both kinds comes
-    twice. `items` yields the rows of this key and kind: PySpark rows, or DataFrames for the pandas API.
+    The order is ascending by key group, then by key, then by kind. `kind` is `INITIAL` for rows of the initial state,
+    or `INPUT` for input rows. A key with rows of both kinds comes twice. `items` yields the rows of this key and kind:
+    PySpark rows, or DataFrames for the pandas API.
 
     The caller must use the items of one key before it asks for the next key.
     """
@@ -107,7 +107,7 @@ class KeyedInput:
             self.keys -= kind == INPUT  # `_load` has counted this key again, since its rows continue in the next batch.
 
     def _load(self) -> bool:
-        """Make the next batch current, and return False if there is no next batch."""
+        """Read the next batch of rows, and make it the current one. Return False if there is none."""
         batch = next(self._batches, None)
         self._state.flush()
         self._at = self._fetched = 0
@@ -125,7 +125,7 @@ class KeyedInput:
         return True
 
     def _unfit(self, batch: pa.RecordBatch, error: Exception) -> Exception:
-        """Return the error for the first value of the batch that can't be converted, with its column and key."""
+        """Return an error with column and key of the first value that can't be converted; else `error` itself."""
         kinds = batch.column("__kind").to_pylist()
         for at, kind in enumerate(kinds):
             rows = batch.column(_COLUMNS[kind]).slice(at, 1)
@@ -173,7 +173,7 @@ _COLUMNS = {INPUT: "__input", INITIAL: "__initial"}
 
 
 def _text(values: pa.Array) -> str:
-    """Return Arrow's text of the only value of an array, or the name of its type if Arrow has no text for it."""
+    """Return the only value of an array as Arrow writes it, or the name of its type if Arrow has no text for it."""
     try:
         return str(values[0].cast(pa.string()))
     except pa.ArrowException:
@@ -181,13 +181,13 @@ def _text(values: pa.Array) -> str:
 
 
 def starts_of(encoded: pa.Array, kinds: Any) -> Any:
-    """Return the positions of the rows at which another key or kind begins; the first position is 0."""
+    """Return the positions of the rows at which another key or kind begins, from 0. `encoded`: Each row's key."""
     changed = pc.not_equal(encoded[1:], encoded[:-1]).to_numpy(zero_copy_only=False) | (kinds[1:] != kinds[:-1])
     return np.concatenate([[0], np.flatnonzero(changed) + 1])
 
 
 def row_slices(schema: StructType) -> SlicesOf:
-    """Return the function that turns a batch's struct column into PySpark rows for the row API.
+    """Return a function that converts a batch's struct column, and returns PySpark rows for a range of positions.
 
     The values have the Python types that Spark's `transformWithState` gives: instants with a zone, maps as lists of
     pairs, and nested structs as dicts.

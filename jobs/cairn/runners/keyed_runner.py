@@ -28,21 +28,18 @@ class Output(Protocol):
 
     @property
     def full(self) -> bool:
-        """Return True if the buffer holds so much that the runner should call `flush`."""
+        """True if the buffer holds so much that the runner should call `flush`."""
 
     def add(self, item: Any) -> None: ...
 
     def settle(self) -> None:
-        """Copy the cells that the processor could still change.
-
-        The runner calls this method after every handler that yielded rows.
-        """
+        """Copy the cells that the processor could still change. The runner calls this after each handler."""
 
     def flush(self) -> None: ...
 
 
 class KeyedRunner:
-    """Runner of a row-API or pandas-API processor over one shard."""
+    """Runner of a row-API or pandas-API processor over the keys of one shard: it calls the handlers."""
 
     def __init__(
         self,

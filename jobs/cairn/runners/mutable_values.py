@@ -36,7 +36,7 @@ def all_immutable(values: Iterable[Any]) -> bool:
 def without_rows(value: Any, others: list[Any]) -> Any:
     """Return the value with copied lists and dicts, and with a dict in place of each PySpark row.
 
-    The result equals that of `Row.asDict(True)`, in a fraction of its time.
+    The result equals that of `Row.asDict(True)`, in a fraction of its time. Other mutable values are added to `others`.
     """
     kind = type(value)
     if kind in IMMUTABLE:
@@ -52,7 +52,7 @@ def without_rows(value: Any, others: list[Any]) -> Any:
 
 
 def copy_of(value: Any) -> Any:
-    """Return an immutable value itself, and a copy without shared memory of a mutable value."""
+    """Return a value that user code can no longer change: an immutable value itself, or a deep copy."""
     kind = type(value)
     if kind in IMMUTABLE:
         return value
@@ -68,7 +68,7 @@ def copy_of(value: Any) -> Any:
 
 
 def copy_of_column(values: Any) -> Any:
-    """Return a copy of one column of a DataFrame that shares no memory with the column."""
+    """Return a deep copy of one column of a DataFrame, a NumPy or pandas array."""
     if isinstance(values, np.ndarray):
         if values.dtype == object and not all_immutable(values.tolist()):
             return _copy_of_cells(values)

@@ -43,7 +43,7 @@ class OutputRows:
         self._unsettled: list[int] = []
 
     def add(self, row: Any) -> None:
-        """Buffer one row. Fields are matched to columns by name; a missing field becomes null."""
+        """Buffer one row, a PySpark `Row`. Fields become columns by name; a missing field becomes null."""
         if isinstance(row, Row) and getattr(row, "__fields__", None) == self._names and not self._nested:
             if not _only_immutable(map(type, row)):
                 self._unsettled.append(len(self._pending))
@@ -85,7 +85,7 @@ class OutputRows:
 
     @property
     def full(self) -> bool:
-        """Return True if at least 10,000 rows are buffered."""
+        """True if at least 10,000 rows are buffered, so that the runner should call `flush`."""
         return len(self._pending) >= _ROWS_PER_BATCH
 
     def flush(self) -> None:
@@ -116,7 +116,7 @@ class OutputRows:
 
 
 def _in_zone(data_type: pa.DataType, zone: tzinfo) -> Callable[[Any], Any] | None:
-    """Return a function that attaches the zone to naive datetimes in a value; None if the type holds no instants.
+    """Return a function that sets `zone` in the naive datetimes of a value; None if the type holds no instants.
 
     The function leaves a value of an unexpected type unchanged. The conversion to Arrow then fails and names the
     column.
@@ -180,7 +180,7 @@ def _unknown_fields(fields: Any, names: list[str]) -> str:
 
 
 def column_of(field: pa.Field, values: Any, *, from_pandas: bool = False) -> pa.Array:
-    """Return the values as an Arrow array of an output column's type."""
+    """Return the values as an Arrow array of the type of `field`. Raise `ProcessorError` if a value does not fit."""
     try:
         array = pa.array(values, type=field.type, from_pandas=from_pandas)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
@@ -191,7 +191,7 @@ def column_of(field: pa.Field, values: Any, *, from_pandas: bool = False) -> pa.
 
 
 def no_nulls_if_none_may_be(field: pa.Field, array: pa.Array) -> pa.Array:
-    """Return the array, or raise `ProcessorError` if it has a null and the column is NOT NULL."""
+    """Return the array unchanged. Raise `ProcessorError` if it has a null and the column `field` is NOT NULL."""
     if not field.nullable and array.null_count:
         raise ProcessorError(
             f"output column {field.name!r} is NOT NULL, but a row has no value for it; yield a value, or declare the column without NOT NULL"

@@ -22,7 +22,7 @@ def arrow_schema(schema: dict[str, Any]) -> pa.Schema:
 
 
 def recorded_schema(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return the schema for a checkpoint's record: the Spark schema that Spark reads from the output's Parquet files.
+    """Return an output's schema as a checkpoint's record has it: the one that Spark reads from the Parquet files.
 
     Parquet files keep neither collations nor user-defined type classes. So the result has neither.
     """
@@ -30,13 +30,13 @@ def recorded_schema(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def schema_in(arrow: pa.Schema) -> dict[str, Any]:
-    """Return the Spark schema, as JSON, that matches an Arrow schema."""
+    """Return the Spark schema, in Spark's JSON form, that matches an Arrow schema."""
     json: dict[str, Any] = from_arrow_schema(arrow).jsonValue()
     return json
 
 
 def from_record(schema: dict[str, Any], where: str) -> StructType:
-    """Return the Spark type for a schema that was read from a record."""
+    """Return the Spark schema for its JSON form in a record. `where`: The place of the schema, for errors."""
     for path, found in walk(parse_struct(schema)):
         if isinstance(found, UnsupportedType) and not isinstance(found.to_json(), str):
             raise CorruptRecord(

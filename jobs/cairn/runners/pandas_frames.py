@@ -38,9 +38,10 @@ _FLOAT_LIMIT = 2**53
 
 
 def frame_slices(zone: str) -> SlicesOf:
-    """Return the function that turns a batch's struct column into DataFrames for the pandas API.
+    """Return a function that converts a batch's struct column, and returns the DataFrames for a range of positions.
 
-    The rows of one key in the batch become one DataFrame with all columns. Its index begins at 0.
+    The rows of one key in the batch become one DataFrame with all columns. Its index begins at 0. `zone`: Of its
+    instants.
     """
 
     def slices_of(column: pa.StructArray) -> Slices:
@@ -90,8 +91,7 @@ def frame_slices(zone: str) -> SlicesOf:
 
 
 def _integers(values: Any, valid: Any) -> Any:
-    """Return a column of integers: int64 without a null, else float64 with NaN, or Int64 if a float can't hold a
-    value."""
+    """Return integers as int64 if all are `valid`, else as float64 with NaN, or as Int64 if a float can't hold one."""
     if valid.all():
         return values
     if _is_large(values[valid]).any():
@@ -107,7 +107,7 @@ def _is_large(values: Any) -> Any:
 
 
 def _null_inside(values: pa.Array) -> bool:
-    """Return True if an array column of integers or booleans holds a null inside one of its arrays.
+    """Return True if the column has arrays of integers or booleans, and one of these arrays holds a null.
 
     For such a column, pandas makes object arrays in all rows, also in rows without a null.
     """
@@ -118,7 +118,7 @@ def _null_inside(values: pa.Array) -> bool:
 
 
 def _exact_cell(cell: Any, inside: pa.DataType) -> Any:
-    """Convert one cell of an array column from an object array to the dtype of its elements, such as int64.
+    """Return a cell of an array column as an array of the type `inside`, such as int64, instead of objects.
 
     A cell that holds a null stays an object array.
     """
@@ -144,7 +144,7 @@ _ROWS_PER_FRAME = 10_000
 def whole_frames(parts: Iterator[pd.DataFrame]) -> Iterator[pd.DataFrame]:
     """Yield the rows of one key as frames of 10,000 rows; only the last frame may be shorter.
 
-    A handler should not be able to see where a batch of the input ends.
+    `parts` are the key's rows of each batch. A handler should not be able to see where a batch ends.
     """
     held: list[pd.DataFrame] = []
     rows = 0
@@ -161,10 +161,7 @@ def whole_frames(parts: Iterator[pd.DataFrame]) -> Iterator[pd.DataFrame]:
 
 
 def key_values(column: pa.Array) -> list[Any]:
-    """Return a key column as Python values.
-
-    Instants are naive pandas Timestamps in the zone of the column, as in frames.
-    """
+    """Return a key column as Python values. Instants are naive pandas Timestamps in the zone of the column."""
     values: list[Any] = column.to_pylist()
     if not pa.types.is_timestamp(column.type):
         return values
@@ -172,7 +169,7 @@ def key_values(column: pa.Array) -> list[Any]:
 
 
 def _join(frames: list[pd.DataFrame]) -> pd.DataFrame:
-    """Concatenate frames. An integer column becomes `Int64` if its dtype differs between the frames."""
+    """Concatenate the frames of a key. If a column's integers have different dtypes, it becomes `Int64`."""
     if len(frames) == 1:
         return frames[0]
     dtypes = [{frame.dtypes.iloc[at] for frame in frames} for at in range(frames[0].shape[1])]
@@ -185,7 +182,7 @@ def _join(frames: list[pd.DataFrame]) -> pd.DataFrame:
 
 
 def _as_frame(frame: pd.DataFrame) -> pd.DataFrame:
-    """Replace `Int64` columns by int64 or float64, if the frame's own rows fit that dtype exactly."""
+    """Return the frame with int64 or float64 in place of `Int64` in each column whose values that dtype can hold."""
     joined = [at for at, kind in enumerate(frame.dtypes) if kind == pd.Int64Dtype()]
     if joined:
         frame = frame.copy()
@@ -218,7 +215,7 @@ class OutputFrames:
         self._pending_rows = 0
 
     def add(self, frame: Any) -> None:
-        """Buffer a copy of a frame that a handler yielded."""
+        """Buffer a copy of a DataFrame that a handler yielded, which the handler may change afterwards."""
         if not isinstance(frame, pd.DataFrame):
             raise ProcessorError(
                 f"the processor yielded a {type(frame).__name__}; with api='pandas' it must yield pandas.DataFrame"
@@ -303,7 +300,7 @@ class OutputFrames:
         return self._cast(at, values, None)
 
     def _cast(self, at: int, values: Any, why: ProcessorError | None) -> pa.Array:
-        """Return the values as an Arrow array, converted with the casts of Spark's worker."""
+        """Return values as an Arrow array of column `at`, as Spark's worker casts. `why`: The error of a first try."""
         field: pa.Field = self._file.schema.field(at)
         try:
             array = column_of_series(
@@ -322,7 +319,7 @@ class OutputFrames:
 
 
 def _holds_large_integer(values: pa.Array) -> bool:
-    """Return True if the column, or a value nested in it, is an integer that a float may not hold."""
+    """Return True if the column holds an integer, also a nested one, that a float may not hold exactly."""
     kind = values.type
     if pa.types.is_int64(kind):
         bounds = pc.min_max(values)
@@ -335,7 +332,7 @@ def _holds_large_integer(values: pa.Array) -> bool:
 
 
 def _is_lossy(value: Any, kind: pa.DataType) -> bool:
-    """Return True if a value, or one nested in it, is a float in a bigint column that may have lost digits."""
+    """Return True if a value of the type `kind` has, perhaps nested, a float in a bigint that may have lost digits."""
     if pa.types.is_int64(kind):
         return isinstance(value, float | np.floating) and bool(_is_large(value))
     if value is None or not pa.types.is_nested(kind):
@@ -351,7 +348,7 @@ def _is_lossy(value: Any, kind: pa.DataType) -> bool:
 
 
 def _first(columns: pd.Series[Any] | pd.DataFrame) -> pd.Series[Any]:
-    """Return the column that pandas found by a name: the first one if several columns have the name, as in Spark."""
+    """Return the column that pandas found by a name; of several columns with this name, the first one, as in Spark."""
     return columns.iloc[:, 0] if isinstance(columns, pd.DataFrame) else columns
 
 

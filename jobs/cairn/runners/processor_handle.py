@@ -64,10 +64,7 @@ def row_maker(names: Sequence[str]) -> Callable[[Iterable[Any]], Row]:
 
 
 class RowValueState(state_variables.ValueState, spark_api.ValueState):
-    """PySpark's `ValueState` over the shard's state.
-
-    The parameters of its methods have PySpark's names, because user code may pass them by name.
-    """
+    """PySpark's `ValueState` over the shard's state. Its parameters have PySpark's names, which user code may use."""
 
 
 class RowListState(state_variables.ListState, spark_api.ListState):
@@ -111,7 +108,7 @@ class RowMapState(state_variables.MapState, spark_api.MapState):
 
 
 def _not_empty(name: str, values: Any) -> Iterator[Any]:
-    """Yield the values, and raise an error if there are none.
+    """Yield the values for the list state `name`, and raise `StateTypeError` if there are none.
 
     The values are not collected in a list, because a generator may yield one object again and again with new content.
     """
@@ -206,10 +203,10 @@ class ProcessorHandle(spark_api.StatefulProcessorHandle):
 
 
 class DeclaringHandle(spark_api.StatefulProcessorHandle):
-    """The handle that a processor's `init` receives on the driver, which collects the declared states.
+    """The handle that a processor's `init` receives on the driver. It collects the declared states.
 
-    The state objects that the handle returns can't be used. `init` runs again in every shard task and receives usable
-    states there.
+    A method such as `getValueState` returns a stand-in that can't be used. `init` runs again in every shard task and
+    receives usable states there.
     """
 
     def __init__(self, parse_ddl: ParseDdl, time_mode: TimeMode) -> None:
@@ -287,8 +284,7 @@ class DeclaringHandle(spark_api.StatefulProcessorHandle):
 
 
 class _Placeholder:
-    """A stand-in for a state on the driver, or for a state that `init` declared and then deleted. Its use is an
-    error."""
+    """A stand-in for a state on the driver, or for a state that `init` deleted after its declaration. A use raises."""
 
     def __init__(self, name: str, *, deleted: bool = False) -> None:
         self._name, self._deleted = name, deleted
@@ -328,7 +324,7 @@ class InputColumns:
 
 
 class ArrowDeclaringHandle(DeclaringHandle):
-    """The handle that the `init` of a vectorised processor receives on the driver."""
+    """The handle that the `init` of a vectorised processor receives on the driver. It collects the declared states."""
 
     def __init__(self, parse_ddl: ParseDdl, time_mode: TimeMode, columns: InputColumns) -> None:
         super().__init__(parse_ddl, time_mode)
@@ -367,12 +363,12 @@ class ArrowHandle(ProcessorHandle):
         self._timers = ArrowTimers(self.timers, "a timer")
 
     def begin(self, key_groups: Groups, keys: pa.Array) -> None:
-        """Set the keys of the processor's next call. Lists, maps and timers act on these keys."""
+        """Begin a call of the processor for `keys`. Lists, maps and timers act on these keys until `end`."""
         for columns in self._columns:
             columns.begin(key_groups, keys)
 
     def end(self) -> None:
-        """End the current call. Until the next `begin`, lists, maps and timers can't be used."""
+        """End the call of the processor. Until the next `begin`, lists, maps and timers can't be used."""
         for columns in self._columns:
             columns.end()
 
@@ -405,13 +401,12 @@ class ArrowHandle(ProcessorHandle):
         self._timers.register(keys, expiryTimestampMs)
 
     def deleteTimer(self, keys: Any, expiryTimestampMs: Any) -> None:  # type: ignore[override]
-        """Delete one timer for each given key. A timer that does not exist is ignored."""
+        """Delete a timer for each key in `keys` at its time. A timer that does not exist is ignored."""
         self._check_timers("deleteTimer")
         self._timers.delete(keys, expiryTimestampMs)
 
     def listTimers(self, keys: Any = None) -> Any:
-        """Return the timers of the keys in `keys` as `KeyedRows` with the column `expiry_ms`, ascending for each
-        key."""
+        """Return the timers of `keys` (None: all) as `KeyedRows` with `expiry_ms`, ascending for each key."""
         self._check_timers("listTimers")
         return self._timers.times(keys)
 

@@ -23,7 +23,7 @@ _OURS = str(Path(__file__).parent)
 
 
 class UserCode:
-    """The wrapper of all calls into the user's processor during one interval, for error messages."""
+    """A wrapper of the calls into the user's processor during one interval. It adds to errors where they happened."""
 
     def __init__(self, interval: Interval, pipeline: str, *, offers_null: bool = False) -> None:
         self._interval = interval
@@ -32,7 +32,7 @@ class UserCode:
 
     @contextmanager
     def call(self, name: str, key: Any = None) -> Iterator[None]:
-        """Wrap one call of user code, and turn its exception into a ProcessorError.
+        """Run one call of user code in the `with` block, and turn its exception into a ProcessorError.
 
         The context manager is too slow to wrap the call for every key. Code that runs for every key calls `fail` in an
         `except` clause instead.
@@ -43,9 +43,9 @@ class UserCode:
             self.fail(name, key, error)
 
     def fail(self, name: str, key: Any, error: BaseException) -> NoReturn:
-        """Raise a ProcessorError that names the pipeline, the call, the key and the interval.
+        """Raise a ProcessorError for `error` that names the pipeline, the call `name`, the key and the interval.
 
-        The user code's traceback becomes a note of the ProcessorError.
+        The user code's traceback becomes a note of it. An error of the storage or of stored state is raised unchanged.
         """
         if isinstance(error, InvariantViolated | StateUnusable | RetryableError):
             raise error
@@ -66,10 +66,7 @@ class UserCode:
 
 
 def describe_error(error: BaseException) -> str:
-    """Return an error's type and text for a message. The type is left out for errors of Cairn.
-
-    The function never raises, even if the error's `__str__` does.
-    """
+    """Return an error as "type: text", or only its text for an error of Cairn. Never raise, even if `__str__` does."""
     text = user_text(error)
     if isinstance(error, CairnError):
         return text
@@ -93,7 +90,7 @@ def printable(text: str) -> str:
 
 
 def iterable(results: Any, call: str) -> Any:
-    """Return the results, or raise `TypeError` if the call returned None."""
+    """Return `results` unchanged. Raise `TypeError` if the handler (`call`) returned None instead of an iterator."""
     if results is None:
         raise TypeError(
             f"{call} returned None; it must return an iterator of its output, or iter([]) if it has no output"
@@ -102,7 +99,7 @@ def iterable(results: Any, call: str) -> Any:
 
 
 def _place(error: BaseException) -> str:
-    """Return the file and line of the user's code that an error passed last, as in ` (clicks.py:54)`."""
+    """Return the last line of user code in an error's traceback, such as ` (clicks.py:54)`; empty without user code."""
     users = _users_frames(traceback.extract_tb(error.__traceback__))
     return f" ({Path(users[-1].filename).name}:{users[-1].lineno})" if users else ""
 

@@ -18,7 +18,11 @@ def ack_of(
     durations_us: dict[str, int],
     restored: RestoredShard | None = None,
 ) -> ShardAck:
-    """Return a shard's acknowledgement. `snapshot` None: the shard has not changed, and keeps its manifest `base`."""
+    """Return the acknowledgement of a shard.
+
+    `snapshot`: The uploaded files; None if the shard has not changed and keeps its manifest `base`. `restored`: Counts
+    the downloads; None without a restore.
+    """
     manifest = base if snapshot is None else snapshot.manifest
     if manifest is None:
         raise InvariantViolated(f"shard {shard} did not change, and has no manifest in the base")

@@ -64,9 +64,8 @@ class ValidationJob(JobOnContent):
     def run_shard(self, batches: Iterator[pa.RecordBatch], shard: int, task: int) -> ShardValidation:
         """Restore one shard in a Spark task, and check its entries.
 
-        If an error makes the shard unusable, return the error as a finding.
-
-        `task`: Unused, because the task writes no files to the storage.
+        If an error makes the shard unusable, return the error as a finding. `task`: Unused, because nothing is
+        uploaded.
         """
         with rare_garbage_collection(), work_folder(f"validate-{shard}") as work:
             try:

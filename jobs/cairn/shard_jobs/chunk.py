@@ -37,7 +37,7 @@ class ChunkAck:
 
 @frozen
 class ChunkJob:
-    """Job that processes the intervals of a chunk. `first` is the job of its first interval."""
+    """Job that processes the intervals of a chunk, one after the other. `first` is the job of the first interval."""
 
     first: IntervalJob
     # For each interval, the fields in which its job differs from `first`: content and event-time settings.
@@ -61,7 +61,7 @@ class ChunkJob:
         return replace(self, first=self.first.with_refs(refs))
 
     def job_of(self, number: int) -> IntervalJob:
-        """Return the job of an interval. Its `base` has the refs from which the whole chunk starts."""
+        """Return the job of interval `number` of the chunk, from 0. Its `base` is that of the whole chunk."""
         content, event_time = self.each[number]
         return replace(self.first, content=content, event_time=event_time, h0=self.first.h0 + number)
 
@@ -85,7 +85,7 @@ class ChunkJob:
 
 
 def _after(restored: RestoredShard, ack: ShardAck) -> RestoredShard:
-    """Return the open store in the form in which a restore of the shard's new checkpoint would return it."""
+    """Return the open store as if the shard's new checkpoint, with the acknowledgement `ack`, had been restored."""
     made = ack.manifest
     if made is None:
         return replace(restored, downloaded_bytes=0, cached_bytes=0)
@@ -104,7 +104,7 @@ class _RowsByInterval:
         self._held = first[1:]
 
     def of(self, number: int) -> Iterator[pa.RecordBatch]:
-        """Yield a tick and the rows of an interval, with the offset of the interval subtracted from the key groups."""
+        """Yield a tick and the rows of interval `number`, with key groups as if the job had only this interval."""
         yield self._tick
         while True:
             while not self._held.num_rows:

@@ -39,7 +39,7 @@ class ConsolidationJob(JobOnContent):
     engine: EngineOptions
 
     def run_shard(self, batches: Iterator[pa.RecordBatch], shard: int, task: int) -> ShardAck:
-        """Rewrite one shard, in a Spark task. If the task stops, no record names the files that it leaves."""
+        """Rewrite one shard in a Spark task, and return its ack. If the task stops, no record names its files."""
         clock = StopWatch()
         storage, cache, content = open_storage(self.root), open_cache(self.engine), self.content
         before = needed_manifest(self.refs_of(shard)[0], storage)
@@ -81,7 +81,7 @@ class ConsolidationJob(JobOnContent):
         return ack_of(shard, snapshot, before, clock.durations_us, restored)
 
     def finish(self, at: Location, h0: int, acks: list[ShardAck]) -> None:
-        """Write `prepared.json`, if at least one shard was rewritten."""
+        """Write `prepared.json` if at least one shard was rewritten. `h0`: The log's newest id before the job."""
         content = self.content
         if all(ack.manifest is None for ack in acks):
             return

@@ -61,10 +61,7 @@ class RestoreJob:
         return replace(self, savepoint=replace(self.savepoint, content=content))
 
     def run_shard(self, batches: Iterator[pa.RecordBatch], shard: int, task: int) -> ShardAck:
-        """Make one shard of the pipeline's new state, in a Spark task.
-
-        If the task stops, no record names the files that it leaves.
-        """
+        """Make one shard of the pipeline's new state, in a Spark task. If the task stops, no record names its files."""
         clock, task = StopWatch(), self.first_task + task
         source, storage = open_storage(self.source), open_storage(self.root)
         native = self.savepoint.format == "native"

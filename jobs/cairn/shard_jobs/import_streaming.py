@@ -47,7 +47,7 @@ class ImportJob(JobOnContent):
     engine: EngineOptions
 
     def run_shard(self, batches: Iterator[pa.RecordBatch], shard: int, task: int) -> ShardAck:
-        """Write one shard, in a Spark task. If the task stops, no record names the files that it leaves."""
+        """Write a shard with the imported rows, in a Spark task. If the task stops, no record names its files."""
         clock, content = StopWatch(), self.content
         owned = range_of(shard, content.parallelism, content.max_parallelism)
         key_schema = parse_struct(content.key_schema)

@@ -68,10 +68,10 @@ from state_backend.values.zones import local_zone, zone_of
 class Computed:
     """The result of the processor on one shard, besides the changed state."""
 
-    inputs: InputBatches
+    inputs: InputBatches  # The rows that were read, with their counts and newest event time.
     keys: int  # Number of keys that had input.
     output: LocalParquet
-    late: LocalParquet
+    late: LocalParquet  # The late rows.
 
 
 @frozen
@@ -92,8 +92,8 @@ class IntervalJob(JobOnContent):
     """
 
     root: str
-    h0: int
-    base: tuple[ShardRef, ...]
+    h0: int  # The highest id in the log when the attempt began.
+    base: tuple[ShardRef, ...]  # The shards of the base checkpoint.
     # Number of shards of the base checkpoint; 0 if the interval starts from empty state.
     base_parallelism: int
     mode: str
@@ -191,7 +191,7 @@ class IntervalJob(JobOnContent):
         return state
 
     def process(self, batches: Iterator[pa.RecordBatch], restored: RestoredShard, at: ShardTask) -> ShardAck:
-        """Process the interval on a restored shard, and upload its checkpoint and output."""
+        """Process the interval on a restored shard, upload its checkpoint and output, and return the shard's ack."""
         changelog = self._changelog(restored, at)
         state = self.open_state(restored)
         computed = self.compute(batches, state, at.owned, at.work, at.clock)
@@ -273,8 +273,8 @@ class IntervalJob(JobOnContent):
         """Return the recorder that writes the shard's changes as a segment; None if the shard must upload SSTs instead.
 
         A segment can follow only a base manifest with the same key groups, or a shard that starts empty. After a change
-        of parallelism, the store was put together from parts of other shards. No manifest describes such a store, so
-        the method returns None. In other modes than "changelog" it returns None too.
+        of parallelism, no manifest describes the store, which was put together from parts of other shards: so the
+        method returns None. In other modes than "changelog" it returns None too.
         """
         base, ref = restored.base, None
         if not self.base_parallelism:
@@ -352,7 +352,7 @@ class IntervalJob(JobOnContent):
         return runner, rows.keys
 
     def _refusal(self, value: str) -> ProcessorError:
-        """Return the error about an input value that the processor's form (`api`) can't hold."""
+        """Return the error about an input value (`value`, in words) that the processor's form (`api`) can't hold."""
         holds = f"Python holds the years 1 to 9999 only, in the time zone {self.zone!r}"
         forms = "the Arrow form (api='arrow')"
         if self.api == "pandas":
@@ -364,10 +364,7 @@ class IntervalJob(JobOnContent):
         )
 
     def _timer_values(self, watermark_ms: int | None) -> TimerValues:
-        """Return the times that the processor sees, as Spark's `TimerValues`.
-
-        Both times are -1 if the pipeline's time mode is "none".
-        """
+        """Return the times that the processor sees, as `TimerValues`. Both are -1 if the time mode is "none"."""
         timed = self.content.time.mode != "none"
         return TimerValues(self.content.time.processing_time_ms, watermark_ms or 0) if timed else TimerValues(-1, -1)
 

@@ -112,7 +112,8 @@ def run_on_shards(
     """Run the job once on each shard, and return the results (acks) in the order of the shards.
 
     `placed`: Function that gets the bytes of the ticks and returns the rows, placed by shard; None for no rows.
-    If a host's cached copy of a file is damaged, the job runs again on all shards.
+    `arrangement`: How a task sorts its rows; None if it need not. `executed`: Gets the DataFrame after the query. If a
+    host's cached copy of a file is damaged, the job runs again on all shards.
     """
     parts = [zlib.compress(pickle.dumps(job.refs_of(shard)), 1) for shard in range(job.parallelism)]
     rows = ticks(spark, parts, max_parallelism=job.max_parallelism) if placed is None else placed(parts)
@@ -147,7 +148,7 @@ _ACK_ROW = StructType([StructField("ack", BinaryType())])
 
 
 def _run_shard(shipped: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Run the job on one shard, in a Spark worker. Yield one row with the pickled result (ack)."""
+    """Run a job (`shipped`, by `ship`) on one shard, in a Spark worker. Yield one row with the pickled result (ack)."""
     context = TaskContext.get()
     assert context is not None
     end_idle_daemon()

@@ -45,8 +45,7 @@ def distribution_of(file: str, module: str) -> InstalledDistribution | None:
 
 
 def listed_folders() -> frozenset[str]:
-    """Return the folders whose distributions this process has listed. An installation changes their modification
-    time."""
+    """Return the folders whose distributions this process has listed. An installation changes their modified time."""
     return frozenset(_LISTED)
 
 

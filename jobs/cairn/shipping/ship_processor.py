@@ -63,13 +63,13 @@ T = TypeVar("T")
 
 @frozen
 class ShippedProcessor:
-    """Processor of a pipeline, packed when the driver planned the interval."""
+    """Packed processor of a pipeline. The driver packs it for an interval; a worker calls it to get the processor."""
 
     name: str
     code_hash: str
     modules: tuple[UserModule, ...]
     distributions: tuple[InstalledDistribution, ...]
-    by_reference: bytes
+    by_reference: bytes  # A pickle that names the user's modules, without their code.
     # A pickle that contains the code of the modules; None if the processor has no user module, or if this pickle is not
     # possible.
     by_value: bytes | None
@@ -325,7 +325,7 @@ def _blame(modules: Sequence[UserModule]) -> str:
 
 
 def unship(option: str) -> Any:
-    """Return the job that `ship` packed. Only workers call this function."""
+    """Return the job that `ship` packed, in a worker. Raise `UsageError` if the driver has another version of Cairn."""
     version, task = cloudpickle.loads(zlib.decompress(base64.b64decode(option)))
     if version != runtime_version():
         raise UsageError(

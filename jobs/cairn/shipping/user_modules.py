@@ -63,7 +63,10 @@ class UserCode:
 
 
 def find_user_code(roots: Iterable[str], own: Iterable[str] = ()) -> UserCode:
-    """Find the user's modules among `roots` and their imports at any depth, and the installed packages they import."""
+    """Find the user's modules among `roots` and their imports at any depth, and the installed packages they import.
+
+    `own`: Modules whose packages count as the user's, even if they are installed.
+    """
     search = _Search({name.partition(".")[0] for name in own} - _SPARK)
     pending = [name for name in roots if name]
     while pending:
@@ -157,10 +160,7 @@ class _Search:
 
 
 def _loaded_spec(name: str) -> ModuleSpec | None:
-    """Return a loaded module's spec; None for a module that is not loaded.
-
-    A script has no spec, so it gets a spec of its file.
-    """
+    """Return a loaded module's spec, or for a script a spec of its file; None for a module that is not loaded."""
     module = sys.modules.get(name)
     spec: ModuleSpec | None = getattr(module, "__spec__", None)
     file = getattr(module, "__file__", None)
@@ -216,7 +216,7 @@ def _find_imports(source: bytes, name: str, package: str) -> tuple[str, ...]:
 
 
 def spec_here(name: str, path: Any, finders: Sequence[Any]) -> ModuleSpec | None:
-    """Return a module's spec from the first finder that has the module; None if no finder has it."""
+    """Return a module's spec from the first finder that has it; None if none has. `path`: Its package's `__path__`."""
     for finder in finders:
         try:
             spec: ModuleSpec | None = finder.find_spec(name, path, None)
@@ -228,10 +228,7 @@ def spec_here(name: str, path: Any, finders: Sequence[Any]) -> ModuleSpec | None
 
 
 def bytes_here(name: str, finders: Sequence[Any]) -> bytes | None:
-    """Return the bytes of a module's file in this process; None if no finder has the module.
-
-    The function runs neither the module nor its package.
-    """
+    """Return the bytes of a module's file in this process, without running the module; None if no finder has it."""
     spec = _spec_in(name, finders)
     return None if spec is None else bytes_of(spec)
 
@@ -249,7 +246,7 @@ def _spec_in(name: str, finders: Sequence[Any]) -> ModuleSpec | None:
 
 
 def package_here(name: str, finders: Sequence[Any]) -> str:
-    """Return name and version of the distribution that has a module in this process, such as "numpy 2.1.0"."""
+    """Return name and version of a module's distribution in this process ("numpy 2.1.0"), or say that there is none."""
     spec = _spec_in(name, finders)
     if spec is None or spec.origin is None:
         return "not installed"

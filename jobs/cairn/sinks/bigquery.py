@@ -124,7 +124,7 @@ class _Stored:
 
 @dataclass(frozen=True, slots=True)
 class _Dataset:
-    """An open client, and where its jobs run."""
+    """An open client, and the location of the dataset, where its jobs run."""
 
     client: Any
     location: str
@@ -142,7 +142,7 @@ class _Dataset:
         return self.ask(job_id, start).result()
 
     def ask(self, job_id: str, start: Callable[[], Any]) -> Any:
-        """Start a job and return it.
+        """Start a job by calling `start`, and return the job.
 
         If the answer to the first request was lost, the client sends the request again, and BigQuery answers with a
         conflict, since the job exists. Then this method returns that job.
@@ -156,7 +156,7 @@ class _Dataset:
 
 
 class _Call:
-    """The work on one publication. After `_stage`, `staged` is the name of the staging table with its rows."""
+    """The publication that a call of `publish` writes. `staged`: Name of the staging table that `_stage` makes."""
 
     def __init__(self, publication: Publication) -> None:
         self.publication = publication
@@ -182,8 +182,6 @@ class _Call:
 
 
 class BigQuerySink(TableSink):
-    """The sink that `bigquery` returns."""
-
     longest_column = _LONGEST_COLUMN
 
     def __init__(self, table: str, client: Callable[[], Any] | None) -> None:
@@ -311,7 +309,7 @@ class BigQuerySink(TableSink):
     def _write(
         self, dataset: _Dataset, owner: Owner, stored: _Stored, changes: Sequence[str], parameters: Mapping[str, Any]
     ) -> None:
-        """Run the SQL `changes` in one transaction. It fails if another one has committed since `stored` was read."""
+        """Run the SQL `changes` in one transaction. It fails if another call has committed since `stored` was read."""
         own = self._sql(dataset, self._ids)
         script = [
             "BEGIN TRANSACTION",
@@ -327,7 +325,7 @@ class BigQuerySink(TableSink):
     def _read_stored(
         self, dataset: _Dataset, owner: Owner, interval: Interval | None = None, *, takes_over: bool = False
     ) -> _Stored | None:
-        """Return what the sink's own table stores, with ids near `interval`; None if there is no such table."""
+        """Return what the sink's own table stores, with ids of intervals that overlap `interval`; None if missing."""
         from google.api_core.exceptions import NotFound
 
         near = f" OR {START} < @end AND {END} > @start" if interval else ""
@@ -361,7 +359,7 @@ class BigQuerySink(TableSink):
         return _Stored(str(owner))
 
     def _fit(self, dataset: _Dataset, schema: pa.Schema) -> list[Any]:
-        """Create the table, or add columns and widen numbers until the table can hold these columns."""
+        """Create the table, or add columns and widen numbers to hold rows of `schema`. Return the table's columns."""
         bq, wanted = _bigquery(), [column_of(field) for field in schema]
         table = self._table(dataset)
         if table is None:
@@ -386,7 +384,7 @@ class BigQuerySink(TableSink):
         return [self._widen(dataset, there[field.name.lower()], field) for field in wanted]
 
     def _widen(self, dataset: _Dataset, there: Any, wanted: Any) -> Any:
-        """Widen a column of numbers if the wider type holds all stored and new values. Return the resulting column."""
+        """Widen a column of numbers if the wider type holds its stored and new values. Return the resulting column."""
         wider = wider_type(wanted.field_type, there.field_type)
         if wider is None or "REPEATED" in (there.mode, wanted.mode) or there.precision is not None:
             return there
@@ -400,7 +398,7 @@ class BigQuerySink(TableSink):
         return _bigquery().SchemaField(there.name, wider)
 
     def _stage(self, dataset: _Dataset, call: _Call, fields: list[Any]) -> None:
-        """Load the call's rows into a new staging table. If an earlier try has loaded them, keep its table."""
+        """Load the call's rows into a staging table with the columns `fields`, unless an earlier try has done so."""
         if call.staged is not None:
             if call.fields == fields:
                 return

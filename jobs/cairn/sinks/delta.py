@@ -64,8 +64,6 @@ def delta(url: str, storage_options: Mapping[str, str] | None = None) -> DeltaSi
 
 
 class DeltaSink(TableSink):
-    """The sink that `delta` returns."""
-
     def __init__(self, url: str, storage_options: Mapping[str, str] | None) -> None:
         if "://" not in url:
             raise UsageError(f"{url!r} has no scheme; expected a URL such as file:///data/tables/clicks")

@@ -79,8 +79,6 @@ def iceberg(
 
 
 class IcebergSink(TableSink):
-    """The sink that `iceberg` returns."""
-
     def __init__(
         self, table: str, catalog: str, properties: Mapping[str, str] | Callable[[], Mapping[str, str]] | None
     ) -> None:
@@ -244,10 +242,10 @@ class IcebergSink(TableSink):
         removed: list[str],
         summary: dict[str, str],
     ) -> None:
-        """Commit: delete the rows that `where` selects, insert `rows`, and change the table's properties.
+        """Commit: delete the rows that `where` selects, insert `rows`, and set and remove properties of the table.
 
         The commit fails if the table has changed since it was read: it makes a snapshot even without rows, and the
-        catalog refuses a snapshot whose parent is no longer the newest one.
+        catalog refuses a snapshot whose parent is no longer the newest one. `summary`: The snapshot's own properties.
         """
         from pyiceberg.table.update import AssertTableUUID
 

@@ -93,8 +93,6 @@ def postgres(table: str, conninfo: str | Callable[[], str] = "") -> PostgresSink
 
 
 class PostgresSink(TableSink):
-    """The sink that `postgres` returns."""
-
     longest_column = _LONGEST_NAME
 
     def __init__(self, table: str, conninfo: str | Callable[[], str]) -> None:

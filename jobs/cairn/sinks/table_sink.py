@@ -56,8 +56,9 @@ class Owner:
 def must_store_owner(stored: str, owner: Owner, table: str, *, takes_over: bool = False) -> bool:
     """Return True if the sink must store `owner` as the table's owner; False if the table stores `owner` already.
 
-    Old releases stored only the pipeline's name. The first pipeline of this name then becomes the owner. With
-    `takes_over`, the writer deletes all rows, and may take the table from the pipeline of this name in another root.
+    `stored`: The owner that the table stores. Old releases stored only the pipeline's name. The first pipeline of this
+    name then becomes the owner. With `takes_over`, the writer deletes all rows, and may take the table from the
+    pipeline of this name in another root.
 
     Raises:
         UsageError: The table belongs to another pipeline, or to this pipeline in another root.
@@ -306,7 +307,7 @@ class TableSink(ABC):
         """
 
     def check(self, current: Iterable[Publication]) -> list[Difference]:
-        """Compare, for each interval, the number and a hash of the rows in the table with those of the output.
+        """Compare the rows of each interval in the table with the output, by number and hash. Return the differences.
 
         Args:
             current: The current output of each interval.
@@ -354,7 +355,7 @@ def published_output(
     *,
     late: bool = False,
 ) -> Publication:
-    """Return the publication of a commit's output files: those without late rows or, with `late`, those with them."""
+    """Return the publication of a commit's output or, with `late`, of its late rows. `outputs`: The files of both."""
     files = [output.handle for output in outputs if output.late == late]
     return Publication(owner, interval, checkpoint_id, root_url, files, late)
 
@@ -369,7 +370,7 @@ def _place(late: bool) -> str:
 
 
 def _check_free(pipeline: str, late: bool, own: set[str], names: Iterable[str]) -> None:
-    """Raise `UsageError` if the rows have a column that the sink adds itself. Ignore case, as most tables do."""
+    """Raise `UsageError` if the rows have a column that the sink adds (`own`). Ignore case, as most tables do."""
     taken = min((name for name in names if name.lower() in own), default=None)
     if taken is None:
         return

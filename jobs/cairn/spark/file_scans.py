@@ -37,7 +37,7 @@ class _Node:
     """A node of an executed plan. Only leaves have metrics."""
 
     name: str
-    below: tuple[_Node, ...]
+    below: tuple[_Node, ...]  # Its children.
     metrics: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -47,7 +47,7 @@ def scans_of(frame: DataFrame) -> Scans:
 
 
 def scans_of_each(frame: DataFrame, count: int) -> list[Scans] | None:
-    """Return the reads of each of `count` frames. `frame` is a collected union of one more frame and these frames.
+    """Return the reads of each of `count` frames. `frame`: The collected union of one other frame and these frames.
 
     Return None if the executed plan has another number of branches: then it does not tell which frame has read what.
     """

@@ -34,7 +34,7 @@ _SIGNALS = {
 
 @contextmanager
 def last_words(who: str) -> Iterator[None]:
-    """During the block, write into the worker's file each phase that `doing` tells. `who`: Begins each line."""
+    """Within the block, keep the phase that `doing` tells in the worker's file for stacks. `who`: Begins the line."""
     opened = fault_handler_file()  # Keep it open: if it were closed, another file would get its descriptor.
 
     def write(words: str) -> None:

@@ -52,8 +52,7 @@ def kept_secret(server: str, port: int, secret: str) -> Iterator[Path]:
 
 
 def checked_token(text: str | None, source: str) -> str | None:
-    """Return a token without the white space around it, such as the line break at the end of a file; None for no
-    token."""
+    """Return a token without white space around it, such as a file's last line break; None for an empty text."""
     token = (text or "").strip()
     if not all(" " <= character <= "~" for character in token):
         raise UsageError(

@@ -285,10 +285,7 @@ def _set(spark: SparkSession, name: str, value: str) -> Iterator[None]:
 
 
 def _send_runtime(session: SparkSession) -> None:
-    """Send Cairn's own modules, in the driver's version, to the executors.
-
-    Compiled packages must be installed on the executors.
-    """
+    """Send Cairn's own modules to the executors. Compiled packages are not sent, and must be installed there."""
     from cairn.shipping.user_modules import runtime_archive
 
     # An executor fetches the archive when it starts, perhaps late in the session. So keep it until this process ends.
@@ -359,7 +356,8 @@ def _with_token(where: str, given: str | None) -> tuple[str, str | None]:
 def _open_remote_session(url: str, token: str | None, conf: Mapping[str, str], *, own_workers: bool) -> SparkSession:
     """Open a session on a Connect server, and set its configuration.
 
-    It shares Python workers with others if the server allows it, but not with `own_workers` or `ISOLATION` in `conf`.
+    The session shares Python workers with others if the server allows it, unless `own_workers` or a `conf` with
+    `ISOLATION` forbids it.
     """
     shared = ISOLATION not in conf and not own_workers and _made_with_shared_workers(url, token)
     session = _remote_session(connect_channel(url, token, LOOPBACK))
@@ -564,10 +562,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _check_listening(where: str) -> None:
-    """Raise an error if no server listens at the address.
-
-    Without this check, Spark's client would report the error only after its retries.
-    """
+    """Raise an error if no server listens at the address. Spark's client would raise one only after its retries."""
     address = urlsplit(where)
     try:
         socket.create_connection((address.hostname or "", address.port or 15002), timeout=10).close()

@@ -117,7 +117,7 @@ def _tell_way_back(request: PromoteTrial, place: Place, plan: PromotionPlan) -> 
 
 @frozen
 class PromotionPlan:
-    """The intervals and the code that a promotion would change in production."""
+    """The intervals that a promotion would run again in production, and the checkpoint that undoes the promotion."""
 
     trial: Trial
     # The trial's intervals that production runs again; empty if only the next interval gets the new code.
@@ -263,7 +263,7 @@ def promote_past(
 
 
 def other_than_tried(tried: Made, content: Content) -> str | None:
-    """Return in words how a result differs from the trial's result; None if they are equal.
+    """Return in words how production's new result (`content`) differs from the trial's (`tried`); None if it does not.
 
     If both have the same number of shards, the rows, sizes and checksums of the output files are compared; else only
     the numbers of rows.
@@ -301,7 +301,7 @@ def _cause(tried: Content | None, content: Content) -> str:
 def _check_inputs(
     spark: SparkSession, pipeline: Pipeline, root: str, trial: Trial, own: Log, together: Sequence[Trial]
 ) -> None:
-    """Raise `UsageError` if production would read other input than the trial has read."""
+    """Raise `UsageError` if production would now read other input than the trial read. `own`: The trial's log."""
     whose = f"trial {trial.name!r} of {trial.pipeline!r}"
     if lines := outdated_lines(root, trial, unknown=False):
         raise UsageError(f"{whose} is out of date:\n" + "\n".join(lines))

@@ -84,7 +84,7 @@ class Tried:
     """A trial that was run."""
 
     trial: Trial
-    root: str
+    root: str  # URL of the trial's own root.
     outcomes: list[Outcome]
     # Seconds that the fork took; 0 if the trial began empty or an earlier call made the fork.
     fork_s: float
@@ -110,7 +110,7 @@ class Level:
     """One pipeline of the trial: its code, and the intervals that it runs."""
 
     pipeline: Pipeline
-    code: str
+    code: str  # Its `module:NAME`.
     intervals: tuple[Interval, ...]
 
 
@@ -157,10 +157,10 @@ def carry_out_try(request: TryCode, place: Place) -> dict[str, Any]:
 
 
 def _levels_below(request: TryCode, place: Place, head: Level, trial: str) -> list[Level]:
-    """Return the levels below the tried pipeline, upstream first. Write nothing.
+    """Return the pipelines that read the trial, directly or through others, upstream first. Write nothing.
 
     A reading pipeline runs those of production's intervals that read the trial, and nothing after the trial's end. A
-    pipeline without such intervals is left out.
+    pipeline without such intervals is left out. `head`: The tried pipeline.
     """
     root, codes = request.root, dict(_named_codes(request.code_of))
     tried = _in_trial(root, head.pipeline.name, trial, head.intervals)
@@ -199,7 +199,7 @@ def _named_codes(given: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def _in_trial(root: str, pipeline: str, trial: str, intervals: Sequence[Interval]) -> dict[At, TriedUpstream]:
-    """Return, by a tried pipeline's root and name in production, where its readers in the trial find it instead."""
+    """Return {production's root and name of a tried pipeline: where readers in the same trial find its output}."""
     own = root_of_trial(root, pipeline, trial)
     span = Interval(intervals[0].start, intervals[-1].end)
     return {(production_root(own).rstrip("/"), pipeline): TriedUpstream(root=own, span=span)}
@@ -208,7 +208,7 @@ def _in_trial(root: str, pipeline: str, trial: str, intervals: Sequence[Interval
 def intervals_that_read(
     spans: Sequence[tuple[Edge, Interval]], there: Iterable[Interval], schedule: Schedule | None
 ) -> tuple[Interval, ...]:
-    """Return which intervals a trial runs, of a pipeline's intervals `there` in production.
+    """Return those of production's intervals of a pipeline (`there`) that its trial runs.
 
     They begin with the first interval that reads the trial. They end before a gap, and before an interval that reads
     beyond the trial's end. `spans`: The edges into the trial, each with the time that the upstream's trial covers.
@@ -348,6 +348,7 @@ def plan_trial(
     """Check that the intervals can be tried, and choose the state that the trial begins from. Write nothing.
 
     With `spark`, ask the source for each interval, or only for the first one if the pipeline reads its own output.
+    Without, don't ask the source and don't check the schemas of input and state.
     """
     check_no_trial(root, "other trial")
     check_in_order(intervals)
@@ -394,7 +395,7 @@ def plan_trial(
 
 
 def _check_same_reads(pipeline: Pipeline, root: str, before: Trial) -> None:
-    """Raise `UsageError` if the trial has read an upstream from production and now would read its trial, or vice versa.
+    """Raise `UsageError` if the trial read an upstream in production and would now read its trial, or vice versa.
 
     Otherwise the trial would keep the earlier results, which have another input, beside the new ones.
     """
@@ -437,7 +438,11 @@ def _base(
     savepoint: str | None,
     forked: tuple[int, Content] | None,
 ) -> tuple[Content | None, int | Savepoint | None, str]:
-    """Return (content of the base, checkpoint id or savepoint, URL of its folder). Empty state: (None, None, URL)."""
+    """Return (content, source, folder's URL) of the state that the trial begins from.
+
+    `source`: The id of a checkpoint, or a savepoint. Empty state has no content and no source (None). `forked`: The
+    checkpoint that an earlier call forked (`_find_fork`). It stays the base if production has dropped it.
+    """
     if savepoint is not None:
         saved = read_savepoint(open_storage(savepoint))
         if saved.content.interval.end != first.start:
@@ -521,7 +526,7 @@ def other_input(there: Log, asked: Mapping[Interval, Read]) -> tuple[Interval, .
 
 
 def _fork(plan: TrialPlan, pipeline: Pipeline, root: str, own: str) -> float:
-    """Fork the state that the trial begins with into the trial's own root. Return seconds; 0 if it is there already."""
+    """Fork the state that the trial begins with into the trial's root (`own`). Return seconds; 0 if it was forked."""
     if plan.target is None:
         return 0.0
     began = time.monotonic()

@@ -16,9 +16,10 @@ _MANY = 100
 
 
 def with_choices(error: StateGapError, pipeline: Pipeline, interval: Interval, *, newest_first: bool) -> StateGapError:
-    """Return the error of a pipeline without a checkpoint, with a message that explains it and lists what to do.
+    """Return a copy of `error` with a message for the user that lists what to do; `error` itself if it has no `rerun`.
 
-    `newest_first`: True if Airflow has chosen the newest interval, because the DAG's catchup is off.
+    The pipeline has no checkpoint. `newest_first`: True if Airflow chose the newest interval, as the DAG's catchup is
+    off.
     """
     if error.rerun is None:
         return error
@@ -44,9 +45,9 @@ def with_choices(error: StateGapError, pipeline: Pipeline, interval: Interval, *
 
 
 def _longer(schedule: Schedule, first: datetime, last: datetime) -> list[str]:
-    """Return texts such as `schedule="@daily" (12 intervals)` for a message.
+    """Return longer schedules that a message proposes, as texts such as `schedule="@daily" (12 intervals)`.
 
-    They are the presets with an interval that begins at `first`, and with at most half as many missing intervals.
+    They are presets with an interval that begins at `first`, and with at most half as many intervals as `schedule`.
     """
     zone = schedule.zone if isinstance(schedule, Cron) else "UTC"
     most = count_between(schedule, first, last)[0] // 2
@@ -64,7 +65,7 @@ def _number(count: int, exact: bool) -> str:
 
 
 def _as_code(at: datetime, start: datetime) -> str:
-    """Return an instant as Python code, in the zone of the pipeline's start; in UTC if this zone has no name."""
+    """Return `at` as Python code, in the zone of `start` (the pipeline's start), or in UTC if this zone has no name."""
     if isinstance(start.tzinfo, ZoneInfo) and start.tzinfo.key != "UTC":
         zone, local = f'ZoneInfo("{start.tzinfo.key}")', at.astimezone(start.tzinfo)
     else:

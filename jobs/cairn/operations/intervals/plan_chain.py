@@ -33,16 +33,16 @@ class Planned(NamedTuple):
 
     reason: Reason | str
     sure: bool
-    cause: Cause | None
+    cause: Cause | None  # Another interval or a restore, because of which the interval may run; None without one.
 
 
 @frozen
 class Stage:
     """One pipeline of a chain: the input of `plan_chain`, which returns a copy with the planned fields filled in."""
 
-    at: At
-    node: Node
-    health: Health
+    at: At  # Root and name of the pipeline.
+    node: Node  # Its log, with the results that the log records.
+    health: Health  # Which results are valid now.
     # The verdicts about the results. In a returned stage: those that remain after the plan is carried out.
     judged: Mapping[Interval, Verdict]
     schedule: Schedule
@@ -63,9 +63,10 @@ class Stage:
 
 
 def plan_chain(stages: Sequence[Stage], now: datetime) -> tuple[Stage, ...]:
-    """Return the stages with the intervals that may run in each, in the order in which `cairn heal --chain` runs them.
+    """Return copies of the stages, in their order, with the planned fields filled in, such as intervals that may run.
 
-    `stages`: Each stage comes after the stages that it reads (`chain_of`). An upstream without a stage can't be read.
+    `stages`: Each comes after the stages that it reads (`chain_of`). An upstream without a stage counts as unreadable.
+    `now`: Intervals that end later do not run.
     """
     # If pipelines read each other, the first round takes the results of a pipeline that comes later as they are now.
     found = {one.at: replace(one, judged={}, outputs=tuple(sorted(one.node.outputs))) for one in stages}
@@ -132,7 +133,11 @@ def _plan_stage(stage: Stage, found: Mapping[At, Stage], now: datetime) -> Stage
 
 
 def _touched(stage: Stage, found: Mapping[At, Stage]) -> tuple[dict[Interval, Cause], tuple[Interval, ...]]:
-    """Return (results that have read an interval which may change, each with that one; results that can't tell)."""
+    """Return (touched, untold). `found`: The stages that are planned so far.
+
+    `touched`: By result of `stage`, an upstream interval that it has read and that may change. `untold`: The results
+    whose records can't tell whether their input may change.
+    """
     log, touched, untold = stage.node.log, dict[Interval, Cause](), list[Interval]()
     ups = {(root_of_edge(one.root, stage.at[0]), one.pipeline) for one in followed_in(log)} & found.keys()
     changes = [i.start for up in ups for i in (*found[up].planned, found[up].restored) if i is not None]
@@ -161,7 +166,7 @@ def _touched(stage: Stage, found: Mapping[At, Stage]) -> tuple[dict[Interval, Ca
 
 
 def _seen(read: InputRead, up: Stage) -> Iterator[tuple[Interval, bool]]:
-    """Yield each interval in `read` that may change, with True if the recorded digests can tell whether it changed."""
+    """Yield (interval of `up` in `read` that may change, True if the recorded digests can tell whether it changed)."""
     ends = read.edge.reads == "state"
     for one in [*_within([*up.planned], read.span), *([up.restored] if ends and up.restored is not None else [])]:
         if one.end == read.span.end or not ends:
@@ -169,13 +174,12 @@ def _seen(read: InputRead, up: Stage) -> Iterator[tuple[Interval, bool]]:
 
 
 def _within(order: Sequence[Interval], span: Interval) -> list[Interval]:
-    """Return the intervals of a sorted sequence that overlap a span."""
     first, behind = (bisect_left(order, at, key=lambda i: i.start) for at in (span.start, span.end))
     return [i for i in order[max(0, first - 1) : behind] if i.overlaps(span)]
 
 
 def _goes(stage: Stage, found: Mapping[At, Stage]) -> set[Interval]:
-    """Return the intervals whose verdict has a cause that the plan runs, so that they are judged again afterwards."""
+    """Return the intervals whose verdict gets obsolete, because the plan (`found`) runs the interval that caused it."""
     gone = set[Interval]()
     for interval, verdict in sorted(stage.judged.items()):
         if (cause := verdict.cause) is not None:
@@ -205,7 +209,7 @@ def _problem(stage: Stage, interval: Interval, found: Mapping[At, Stage]) -> str
 
 
 def _commits(up: Stage, edge: Edge, span: Interval) -> dict[Interval, int]:
-    """Return the commit of each interval that the edge will read, as `commits_in` does; 0 if the plan runs it again."""
+    """Return {interval: id of the commit that the edge will read} in `span`; 0 if the plan runs the interval again."""
     there = [i for i in _within(up.outputs, span) if edge.reads != "state" or (i.end == span.end and i in up.planned)]
     if edge.reads == "state" and not there:
         return commits_in(up.node.log, edge, span)

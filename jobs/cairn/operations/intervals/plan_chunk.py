@@ -61,13 +61,13 @@ DEFAULT_LIMITS = ChunkLimits()
 
 @frozen
 class Chunk:
-    """A chunk that was computed, or an interval that was computed alone."""
+    """Measurements of a chunk that was computed. An interval that was computed alone is a chunk of one."""
 
     planned: int  # Number of intervals that were planned together.
     committed: int  # Number of intervals that were committed: fewer if the chunk was cut.
-    rows: int
-    uploaded_bytes: int
-    seconds: float
+    rows: int  # Input rows of the committed intervals.
+    uploaded_bytes: int  # Bytes that the committed intervals uploaded.
+    seconds: float  # From the begin of the plan to the last commit.
 
 
 def chunk_of(done: Sequence[Prepared], *, planned: int, seconds: float) -> Chunk:
@@ -79,7 +79,7 @@ def chunk_of(done: Sequence[Prepared], *, planned: int, seconds: float) -> Chunk
 def next_size(last: Chunk | None, limits: ChunkLimits, parallelism: int) -> int:
     """Return the number of intervals of the next chunk: at most twice as many as in the last one, within the limits.
 
-    It is 1 at the start, and after a chunk that was not committed whole.
+    The number is 1 if there is no chunk before (`last` is None), and after a chunk that was not committed whole.
     """
     if last is None or last.committed < last.planned:
         return 1
@@ -95,10 +95,10 @@ def next_size(last: Chunk | None, limits: ChunkLimits, parallelism: int) -> int:
 
 
 def narrowed(limits: ChunkLimits, before: Chunk | None, last: Chunk | None) -> ChunkLimits:
-    """Return the limits of later chunks: as many intervals as `before` had, if `last` had more and each took longer.
+    """Return `limits` with fewer intervals if the chunk `last` took longer per interval than a smaller one, `before`.
 
-    A source with an expensive plan may take longer for many intervals at once. A chunk that is slower because it has
-    more rows does not count, nor does a short chunk, whose time says little.
+    Later chunks then have at most as many intervals as `before`. A source with an expensive plan may take longer for
+    many intervals at once. A chunk that is slower because it has more rows does not count, nor does a short chunk.
     """
     if before is None or last is None or not before.planned < last.planned == last.committed:
         return limits
@@ -112,9 +112,9 @@ def narrowed(limits: ChunkLimits, before: Chunk | None, last: Chunk | None) -> C
 def surely_computed(
     intervals: Sequence[Interval], there: dict[Interval, Result], reprocess: Reprocess, run: RunRef
 ) -> int:
-    """Return how many leading intervals must be computed, whatever the results of the intervals before them are.
+    """Return how many of the first intervals must be computed, whatever the results of the intervals before them are.
 
-    A result that is not valid stays so. But the re-run of an earlier interval may make a valid result invalid.
+    A result in `there` that is not valid stays so, but the re-run of an earlier interval may make a valid one invalid.
     """
     return next(
         (
@@ -138,7 +138,7 @@ def why_never(pipeline: Pipeline, mode: str) -> str | None:
 
 
 def why_not_any(pipeline: Pipeline, plan: IntervalPlan, read: Read | None) -> str | None:
-    """Return why the interval can't be in any chunk, first or later; None if it can. `read`: The source's answer."""
+    """Return why the interval can't be in any chunk; None if it can. `read`: The source's answer, if it is known."""
     if pipeline.sink is not None and not _are_never_the_sinks(plan):
         return "the source might read what this pipeline's sink writes; list all files that it reads in its position, with lengths"
     if looks_up_names(plan.inputs.rows):
@@ -152,7 +152,7 @@ def why_not_any(pipeline: Pipeline, plan: IntervalPlan, read: Read | None) -> st
 
 
 def _are_never_the_sinks(plan: IntervalPlan) -> bool:
-    """Return True if the source can't read the sink's table: it reads upstreams, or only files in its position."""
+    """Return True if no row can be of the sink's table: the source reads upstreams, or only files in its position."""
     position = plan.job.content.source_position
     listed = recorded_lengths(position) is not None or position.get("files") == []
     return bool(plan.job.content.inputs) or (listed and reads_once(plan.inputs.rows))
@@ -177,7 +177,7 @@ def _why_not_untracked(content: Content) -> str | None:
 
 
 def arrangement_of(inputs: Inputs, groups_each: int | None = None) -> Arrangement | None:
-    """Return how tasks arrange the rows of several intervals; None if only Spark can order them."""
+    """Return how tasks sort the rows of several intervals; None if only Spark can. `groups_each`: See `Arrangement`."""
     return plan_arrangement(
         inputs.rows.schema, None, key=inputs.key, initial_key=(), order_by=inputs.order_by, groups_each=groups_each
     )

@@ -98,7 +98,7 @@ def health_of(log: Log, outdated: Mapping[Interval, Verdict] | None = None) -> H
 
 
 def jumps_of(log: Log, outputs: Sequence[tuple[Interval, int]]) -> dict[datetime, datetime]:
-    """Return the starts of the intervals whose run left out the intervals before, each with the end of its base."""
+    """Return {start: end of the base} of those `outputs` (interval, commit id) whose run left out earlier intervals."""
     found = {}
     for interval, n in outputs:
         entry = log.entries[n]
@@ -124,7 +124,7 @@ def calendar_until(
 class AirflowRun(DagRun):
     """A run of the pipeline's DAG with a data interval."""
 
-    start: datetime
+    start: datetime  # Start of the data interval.
     committed: bool = False  # True: the run failed after its task `checkpoint` had committed.
 
 
@@ -133,8 +133,8 @@ class OpenBackfill:
     """A backfill of the pipeline's DAG that Airflow has not completed."""
 
     id: int
-    first: datetime
-    last: datetime
+    first: datetime  # Start of its first interval.
+    last: datetime  # Start of its last interval.
     paused: bool
     created: datetime
     at_work: int = 1  # Number of its runs that are queued or running.
@@ -208,10 +208,8 @@ class EndRun:
 
 @frozen
 class WaitFor:
-    """Step: wait until a run ends."""
-
     run: AirflowRun
-    backfill: OpenBackfill | None
+    backfill: OpenBackfill | None  # The open backfill that the run belongs to; None without one.
 
     def __str__(self) -> str:
         if self.backfill is None:
@@ -221,10 +219,8 @@ class WaitFor:
 
 @frozen
 class RunIntervals:
-    """Step: run intervals, one after the other."""
-
     to_run: tuple[ToRun, ...]
-    allow_gap: bool = False
+    allow_gap: bool = False  # True: the first interval starts from an older base, over a gap that a person allowed.
 
     @property
     def first(self) -> datetime:
@@ -244,9 +240,9 @@ class RunIntervals:
 
 @frozen
 class GiveUp:
-    """Step: stop, because a run of this `cairn heal` did not repair the next interval."""
+    """Step: stop, because the run `run` ended during this `cairn heal` and did not repair the next interval."""
 
-    to_run: ToRun
+    to_run: ToRun  # The next interval, and why it must run.
     run: AirflowRun
 
     def __str__(self) -> str:
@@ -268,7 +264,7 @@ class HealPlan:
 
     # The steps in order; empty if every interval up to `DATE` has a valid result.
     steps: tuple[Step, ...]
-    to_run: tuple[ToRun, ...]
+    to_run: tuple[ToRun, ...]  # All intervals that must run, each with the reason.
     unfinished: tuple[Interval, ...]  # Intervals that must run, or whose run is queued or running.
     running: int  # Number of intervals whose run is queued or running.
     skipped: tuple[Interval, ...]  # Intervals without a result in a gap that a person allowed.
@@ -286,8 +282,9 @@ def plan_heal(
 ) -> HealPlan:
     """Return the next steps until all intervals of the calendar are healthy.
 
-    `first_seen`: By run id, when a run had begun as this `cairn heal` first saw it; None if it had not begun.
-    `queued_for`: How long the run that `cairn heal` waits for has been queued.
+    `airflow`: Runs and backfills of the DAG; None if no Airflow runs the pipeline. `first_seen`: By run id, the value
+    of `AirflowRun.began` when this `cairn heal` first saw the run. `queued_for`: How long the run that `cairn heal`
+    waits for has been queued.
     """
     latest = airflow.latest() if airflow is not None else {}
     runs = [latest.get(interval.start) for interval in calendar]
@@ -315,7 +312,11 @@ def plan_heal(
 def intervals_to_run(
     health: Health, calendar: Sequence[Interval], runs: Sequence[AirflowRun | None]
 ) -> tuple[dict[int, Reason], tuple[AirflowRun, ...]]:
-    """Return (why an interval must run, by its index in the calendar; failed runs that are not repeated)."""
+    """Return (reasons, not_repeatable). `runs`: The run of each interval of the calendar, or None.
+
+    `reasons`: Why an interval must run, by its index in the calendar. `not_repeatable`: Failed runs of intervals with a
+    valid result. They can't run again, because their base was dropped.
+    """
     to_run: dict[int, Reason] = {}
     not_repeatable = []
     newest = max(health.points, default=None)
@@ -350,7 +351,10 @@ def _steps_in_airflow(
     first_seen: Mapping[str, datetime | None],
     queued_for: timedelta,
 ) -> list[Step]:
-    """Return the steps that come before `cairn heal` can create a backfill: for open backfills and unfinished runs."""
+    """Return the steps that come before `cairn heal` can create a backfill: for open backfills and unfinished runs.
+
+    `to_run`, `working`: By index in the calendar, why an interval must run, and its unfinished run.
+    """
     head = min([*to_run, *working])
     steps: list[Step] = [UnpauseDag(dag_id=airflow.dag_id)] if airflow.paused else []
     if head in working:
@@ -377,9 +381,9 @@ def _steps_in_airflow(
 
 
 def _has_had_its_chance(run: AirflowRun, before: AirflowRun | None, first_seen: Mapping[str, datetime | None]) -> bool:
-    """Return True if a run began under this `cairn heal`, and after the run of the interval before had ended.
+    """Return True if `run` began under this `cairn heal`, after the run `before` of the previous interval had ended.
 
-    If such a run did not repair its interval, another run would not either.
+    If such a run did not repair its interval, another run would not either. `first_seen`: As in `plan_heal`.
     """
     if run.began is None or first_seen.get(run.run_id, run.began) == run.began:
         return False
@@ -389,9 +393,10 @@ def _has_had_its_chance(run: AirflowRun, before: AirflowRun | None, first_seen: 
 def _blocks(
     health: Health, calendar: Sequence[Interval], to_run: Mapping[int, Reason], working: Mapping[int, AirflowRun]
 ) -> list[Step]:
-    """Return one `RunIntervals` for each group of intervals that one backfill can run.
+    """Return one `RunIntervals` for each group of intervals in `to_run` that one backfill can run.
 
-    The backfill skips intervals whose run is queued or running.
+    The backfill skips intervals whose run is queued or running (`working`). The keys of both are indexes in the
+    calendar.
     """
     blocks: list[list[int]] = []
     alone = -1

@@ -83,8 +83,8 @@ def plan_interval(
 ) -> IntervalPlan:
     """Call the source and the processor's `init`, check both against the base checkpoint, and return the plan.
 
-    `url`: URL of the pipeline's folder. `chains`: The logs of the upstreams as this attempt has read them; None without
-    upstreams, and for an attempt that is never committed.
+    `url`: URL of the pipeline's folder. `begun`: The base checkpoint, and the log when the attempt began. `chains`: The
+    logs of the upstreams as this attempt has read them; None without upstreams, or if the attempt is never committed.
     """
     root = url.rpartition("/")[0]
     version = begin_code_version(pipeline)
@@ -168,7 +168,7 @@ def plan_interval(
 def plan_next(pipeline: Pipeline, attempt: Attempt, begun: Begun, last: IntervalPlan) -> IntervalPlan | None:
     """Return the plan of the interval after `last` as a changed copy of that plan; None if it can't be such a copy.
 
-    If None, `plan_interval` must plan the interval. A copy saves time: source and processor are not checked again.
+    A copy saves time: source and processor are not checked again. After None, the caller calls `plan_interval`.
     """
     read, job, content = attempt.read, last.job, last.job.content
     if read is None or read.untracked or begun.returning or begun.base is None:
@@ -201,13 +201,13 @@ def plan_next(pipeline: Pipeline, attempt: Attempt, begun: Begun, last: Interval
 
 
 def event_time_after(job: IntervalJob, base: LogicalTime) -> EventTime | None:
-    """Return the job's event-time settings, with the watermarks that its base recorded; None without event time."""
+    """Return the job's event-time settings, with the watermarks recorded in `base`; None without event time."""
     of = job.event_time
     return None if of is None else event_time_of(of.column, of.delay_ms, of.rule, base, of.wall_zone)
 
 
 def content_before(pipeline: Pipeline, interval: Interval, attempt: str, run: RunRef, code_hash: str) -> Content:
-    """Return the content of an attempt before its shards run, as far as the pipeline alone determines it."""
+    """Return the fields of an attempt's content that the pipeline alone determines. All other fields are empty."""
     return Content(
         kind="interval",
         pipeline=pipeline.name,
@@ -243,7 +243,6 @@ def would_be_made_of(
     """Return everything, except the base, that would decide the interval's result if a run computed it now.
 
     The caller compares the returned input hash with that of a committed result. If both are equal, the result stays.
-
     The input hash is None if it can't be computed, since the source records no position or the interval reads initial
     state.
     """
@@ -285,9 +284,10 @@ def _input_hash(
 def check_fits(
     spark: SparkSession, pipeline: Pipeline, interval: Interval, read: Read, content: Content, log: Log
 ) -> None:
-    """Check that the pipeline could continue from a state, without computing rows.
+    """Raise an error if the pipeline can't continue from the state with the record `content`. Compute no rows.
 
-    These are the checks of planning an interval: time zone, output schema, key, event time and state schemas.
+    These are the checks of planning an interval: time zone, output schema, key, event time and state schemas. `read`:
+    The source's answer for `interval`, which has the input's schema.
     """
     with in_zone_of(spark, pipeline.time_zone):
         zone = plan_zone(pipeline.name, pipeline.time_zone, spark.conf.get(SESSION_ZONE), content.time.zone)
@@ -317,7 +317,10 @@ def in_zone_of(spark: SparkSession, wanted: str | None) -> Iterator[None]:
 
 
 def plan_zone(pipeline: str, wanted: str | None, session: str, recorded: str | None) -> Zone:
-    """Return the time zone of an interval: the pipeline's (`wanted`), else the session's, if it is the recorded one."""
+    """Return the time zone of an interval: the pipeline's (`wanted`), or the session's if the pipeline has none (None).
+
+    Raise `UsageError` if the pipeline has none, and the session's zone is not the `recorded` zone of the base.
+    """
     zone = zone_of(session if wanted is None else wanted)
     if wanted is None and recorded not in (None, zone.name):
         raise UsageError(
@@ -388,7 +391,7 @@ def _check_output(spark: SparkSession, log: Log, pipeline: Pipeline, interval: I
 
 
 def _check_sink(pipeline: Pipeline, output_schema: StructType, input_schema: StructType) -> None:
-    """Raise `UsageError` if a sink's table can't have a column of its rows: the output's, or the input's if late."""
+    """Raise `UsageError` if the sink's table can't have an output column, or its table of late rows an input column."""
     if pipeline.sink is not None and not callable(pipeline.sink):
         for table, late in pipeline.sink.each_table():
             schema, rows = (input_schema, "late rows") if late else (output_schema, "output")
@@ -442,10 +445,7 @@ def _event_time(
 def _initial_state(
     spark: SparkSession, pipeline: Pipeline, key_schema: StructType
 ) -> tuple[DataFrame | None, list[str]]:
-    """Return (rows of the initial state, names of the key columns in these rows).
-
-    For a pipeline without initial state, return (None, []).
-    """
+    """Return (rows of the initial state, names of their key columns). Return (None, []) without initial state."""
     if pipeline.initial_state is None:
         return None, []
     what = f"pipeline {pipeline.name!r}: the initial state"

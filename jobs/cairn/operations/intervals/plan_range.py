@@ -36,7 +36,7 @@ class Keep:
 
     checkpoint: int
     why: str
-    ours: bool = False
+    ours: bool = False  # True: an earlier try of this run has committed the result.
 
 
 @frozen
@@ -54,7 +54,7 @@ class AskSource:
 
 
 def keep_or_compute(there: Result | None, reprocess: Reprocess, run: RunRef) -> Keep | Compute | AskSource:
-    """Decide if an interval keeps its result; return `AskSource` if the log alone can't tell."""
+    """Decide if an interval keeps its result `there` (None: it has none). `AskSource`: The log alone can't tell."""
     if there is None:
         return Compute(why="the interval has no result yet")
     if there.spoilt is not None:
@@ -69,7 +69,7 @@ def keep_or_compute(there: Result | None, reprocess: Reprocess, run: RunRef) -> 
 
 
 def plan_by_input(there: Result, now: MadeOf) -> Keep | Compute:
-    """Keep an interval's valid result if a new result would have its input hash; else compute the interval again."""
+    """Keep the valid result `there` if a new one (`now`) would have its input hash; else compute the interval again."""
     if there.input_hash is None or now.input_hash is None:
         untold = "the source records no position" if now.input_hash is None else "the source recorded no position then"
         return Compute(why=f"Cairn can't tell whether checkpoint {there.id} had the same code and input: {untold}")
@@ -83,10 +83,10 @@ def plan_by_input(there: Result, now: MadeOf) -> Keep | Compute:
 
 
 def boundaries_of(pipeline: Pipeline, log: Log, every: timedelta | None) -> Schedule | timedelta:
-    """Return the rule by which a range is cut into intervals.
+    """Return the rule by which a range is cut into intervals: a schedule, or a length.
 
-    The rule is the given length, else the schedule that the pipeline declares, else the schedule in the newest
-    checkpoint, else the length of the newest interval.
+    The rule is `every`, else the schedule that the pipeline declares, else the schedule in the newest checkpoint, else
+    the length of the newest interval. Raise `UsageError` if none of these exists.
     """
     rule = every or pipeline.declared_schedule or log.schedule
     if rule is not None:
@@ -101,7 +101,7 @@ def boundaries_of(pipeline: Pipeline, log: Log, every: timedelta | None) -> Sche
 
 
 def named_intervals(first: str, last: str, rule: Schedule | timedelta) -> tuple[Interval, ...]:
-    """Return the intervals from one date to another.
+    """Return the intervals that start from `first` to `last`, which are texts of a day or an instant.
 
     With a schedule, a day means all intervals that begin on that day in the schedule's zone. With a length, a day means
     the interval that begins with the day in UTC.

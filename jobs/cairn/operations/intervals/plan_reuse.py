@@ -35,8 +35,9 @@ def why_recompute(
     """Return why the interval is computed again, although an earlier try of the same run began an attempt.
 
     Return None if this try would compute the same and the earlier attempt can still be committed. In doubt, return a
-    reason. `earlier`: What that try prepared; None if it prepared nothing or its files were deleted. `then`, `now`:
-    The settings of that try and of this one (`options_of`). `content`: This try's content before its shards run.
+    reason. `earlier`: What that try prepared; None if it prepared nothing or its files were deleted. `then`, `now`: The
+    settings of that try and of this one (`options_of`). `content`: This try's content before its shards run.
+    `initial_state`: True if this try reads initial state.
     """
     if earlier is None:
         return "it did not finish"
@@ -70,7 +71,7 @@ def why_recompute(
 
 
 def options_of(job: IntervalJob, source: str) -> dict[str, str]:
-    """Return by name the settings that decide, besides code, input and base, what a try computes and writes."""
+    """Return the settings, by name, that decide a result besides code, input and base. `source`: The source's hash."""
     content = job.content
     settings: dict[str, Any] = {
         "key": content.key_schema,

@@ -48,15 +48,16 @@ _EPOCH, _MICROSECOND = datetime(1970, 1, 1), timedelta(microseconds=1)
 
 
 class Unproven(Exception):
-    """Raised if a job of several intervals can't show which files each has read, as a job of one interval can."""
+    """Raised if the plan of a query over several intervals does not tell which files were read for which interval."""
 
 
 def plan_together(
     spark: SparkSession, pipeline: Pipeline, at: Location, attempts: Iterable[Attempt], begun: Begun
 ) -> tuple[list[IntervalPlan], str | None]:
-    """Plan the leading attempts that one job can compute. Return (plans, why the next attempt is left out or None).
+    """Plan the leading attempts that one job can compute. Return (plans, why the next attempt is left out, or None).
 
-    If one query of the source has read all intervals, the first plan has the rows of all.
+    If one query of the source has read all intervals, the first plan has the rows of all. `begun`: What the first
+    attempt starts from.
     """
     plans: list[IntervalPlan] = []
     before = begun.log
@@ -92,7 +93,7 @@ def _together(plan: IntervalPlan, intervals: Sequence[Interval], rows: DataFrame
 
 
 def plan_watermarks(spark: SparkSession, plans: Sequence[IntervalPlan]) -> list[IntervalPlan]:
-    """Return the plans with their watermarks. An observed watermark needs a query for the newest event times.
+    """Return the plans of a chunk with their watermarks. With an observed watermark, query the newest event times.
 
     The rows may change before the job reads them. So the caller checks the watermark at each commit (`begins_with`).
     """
@@ -105,7 +106,7 @@ def plan_watermarks(spark: SparkSession, plans: Sequence[IntervalPlan]) -> list[
 
 
 def _newest_events(spark: SparkSession, inputs: Sequence[Inputs], column: str) -> list[int | None]:
-    """Return each interval's newest event time in microseconds; None without rows. Wall times are taken as UTC."""
+    """Return each interval's newest event time in microseconds (wall times as if in UTC); None if no row has one."""
     rows = collect_once(spark, lambda: newest_events(inputs, column))
     found = {int.from_bytes(row[PART]): row["newest"] for row in rows}
     return [
@@ -115,7 +116,10 @@ def _newest_events(spark: SparkSession, inputs: Sequence[Inputs], column: str) -
 
 
 def have_changed(at: Location, log: Log, inputs: Sequence[InputRead], chains: Chains | None = None) -> bool:
-    """Return True if an upstream has replaced what an interval has read. `log`: The log of the reading pipeline."""
+    """Return True if an upstream has replaced what an interval has read (`inputs`).
+
+    `log`: The log of the reading pipeline. `chains`: Keeps the upstreams' logs that are read here, for later questions.
+    """
     chains = chains or Chains()
     chains.log(at.root, at.pipeline, log)
     judged = [chains.judge_read(at.root, at.pipeline, read) for read in inputs if read.edge.tracked]
@@ -123,9 +127,9 @@ def have_changed(at: Location, log: Log, inputs: Sequence[InputRead], chains: Ch
 
 
 def as_it_is_now(at: Location, log: Log, job: IntervalJob) -> IntervalJob | None:
-    """Return the job of the interval that is committed next, which then records how far its upstreams' logs are now.
+    """Return a copy of `job` that records how far the upstreams' logs are now. Its interval is committed next.
 
-    Return None if an upstream has replaced what the interval has read.
+    Return None if an upstream has replaced what the interval has read. `log`: The log of the reading pipeline.
     """
     content, chains = job.content, Chains()
     if not content.inputs:
@@ -179,7 +183,7 @@ def _check_reads_together(jobs: Sequence[IntervalJob], executed: DataFrame) -> N
 
 
 def _check_reads(jobs: Sequence[IntervalJob], executed: DataFrame) -> None:
-    """Raise `SourceError` unless the query has read, for each interval, the files that its position lists."""
+    """Raise `SourceError` if an interval read other files than its position says, `Unproven` if the plan can't tell."""
     shared = is_connect(executed)
     recorded = [recorded_lengths(job.content.source_position) is not None for job in jobs]
     if not shared and not any(recorded):

@@ -55,6 +55,7 @@ def process_interval(
     """Compute an attempt from its base to *prepared*, or return what an earlier try of the same run prepared.
 
     `before`: The log, if the caller has just read it. `on_begin`: Gets the plan's settings before the shards run.
+    `on_shards`: Brings the rows to the shards and runs the job on each; None uses Spark.
     """
     check_running(spark)
     use_this_python(spark)
@@ -81,7 +82,10 @@ def process_interval(
 
 
 def chains_at(pipeline: Pipeline, at: Location, attempt: Attempt, begun: Begun) -> Chains | None:
-    """Return the logs for a pipeline with upstreams; else None. Raise `StaleStateError` if its base is out of date."""
+    """Return the logs of the pipeline's upstreams; None for a pipeline without upstreams.
+
+    Raise `StaleStateError` if the base is out of date because of an input, unless the attempt allows a stale base.
+    """
     if not isinstance(pipeline.source, Upstreams) or begun.log is None:
         return None
     chains = Chains()
@@ -123,7 +127,7 @@ def _compute(spark: SparkSession, plan: IntervalPlan, at: Location, on_shards: O
 
 
 def finish_attempt(job: IntervalJob, at: Location, acks: list[ShardAck], plan_s: float, spark_s: float) -> Prepared:
-    """Prepare an attempt from the acks of its shards, and log what it did and how long that took."""
+    """Prepare and log an attempt, from the acks of its shards. `plan_s`, `spark_s`: Seconds of planning and job."""
     content, finished_ns, plan_us, spark_us = job.content, time.monotonic_ns(), int(plan_s * 1e6), int(spark_s * 1e6)
     prepared = job.finish(at, acks, plan_us, spark_us)
     totals = prepared.content.totals
@@ -176,9 +180,9 @@ def check_read(job: IntervalJob, of: Interval, position: Mapping[str, Any], scan
 def _reuse(
     at: Location, job: IntervalJob, options: Mapping[str, str], attempt: str, earlier: Mapping[str, str]
 ) -> Prepared | None:
-    """Return what an earlier try of the same run prepared, if this try would compute the same; else None.
+    """Return the attempt that an earlier try of the same run prepared, if this try would compute the same; else None.
 
-    The logger `cairn` gets the decision and its reason.
+    `attempt`, `earlier`: Id and settings of that attempt. `options`: This try's settings. The decision is logged.
     """
     try:
         prepared = load_prepared(at, attempt)

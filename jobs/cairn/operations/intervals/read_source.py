@@ -66,7 +66,7 @@ class Read:
 def read_source(
     spark: SparkSession, pipeline: Pipeline, interval: Interval, root: str, chains: Chains | None = None
 ) -> Read:
-    """Call the source, and return its answer. `chains`: The upstreams' logs that were read before; None reads them."""
+    """Call the source, and return its answer. `chains`: Keeps the upstreams' logs; None reads all logs anew."""
     inputs: tuple[InputRead, ...] = ()
     with _asking(pipeline, interval) as (where, noticed):
         if isinstance(pipeline.source, Upstreams):
@@ -120,7 +120,10 @@ def _reader(pipeline: Pipeline, interval: Interval, root: str) -> Reader:
 
 @contextmanager
 def _asking(pipeline: Pipeline, interval: Interval) -> Iterator[tuple[str, set[Untracked]]]:
-    """Turn an error in the block into a `SourceError`. Yield (start of messages, pipelines that the source reads)."""
+    """Turn an error in the block into a `SourceError`. Yield (begin of messages, set).
+
+    The set gets the pipelines whose output files the source lists in the block (`output_files`).
+    """
     where = f"pipeline {pipeline.name!r}, {interval}"
     try:
         with noticing() as noticed:
@@ -150,7 +153,7 @@ def _check_rows(pipeline: Pipeline, rows: Any, schema: StructType, where: str) -
 
 
 def _shown(position: Any, where: str) -> dict[str, Any]:
-    """Return a position without secrets: a record keeps the position, and pages and lineage events show it."""
+    """Return a position without secrets, because pages show it. Raise `SourceError` if it is no dict of JSON values."""
     try:
         if not isinstance(position, dict):
             raise TypeError(f"it is {_describe(position)}, not a dict")
@@ -188,7 +191,7 @@ def check_types(schema: StructType, what: str) -> None:
 
 
 def arrow_schema_json(data_type: Any) -> Any:
-    """Make void types nullable in a schema that `jsonValue()` returned.
+    """Return a schema as `jsonValue()` gives it, with all void types made nullable.
 
     Spark says that the elements of an empty array literal are void and not nullable. Arrow refuses this combination.
     """

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 def read_upstreams(
     spark: SparkSession, source: Upstreams, reader: Reader, own_schema: Any, chains: Chains
 ) -> tuple[Any, tuple[InputRead, ...]]:
-    """Return ((rows, position), reads): what a source returns, and what was read of each upstream, for the record.
+    """Return ((rows, position), reads): the answer of a source that reads upstreams, and what it read, for the record.
 
-    `own_schema`: Output schema of the pipeline. If it reads its own output and has none yet, it reads no rows of this.
+    `own_schema`: The pipeline's output schema. If it reads its own output before it has any, these rows are empty.
     """
     register_data_sources(spark)
     frames, reads = dict[str, Any](), dict[str, list[InputRead]]()
@@ -54,7 +54,7 @@ def read_upstreams(
 
 
 def output_alone(source: Upstreams) -> Edge | None:
-    """Return the edge of a source that only passes on one upstream's rows, of intervals inside its own; else None."""
+    """Return the only edge of a source that passes an upstream's rows on, of intervals within its own; else None."""
     edges = [*source.edges.values()]
     if len(edges) != 1 or source.function is not None or source.states or source.tried:
         return None
@@ -64,9 +64,10 @@ def output_alone(source: Upstreams) -> Edge | None:
 def read_output(
     spark: SparkSession, source: Upstreams, readers: Sequence[Reader]
 ) -> tuple[DataFrame, list[tuple[dict[str, Any], tuple[InputRead, ...]]]]:
-    """Return (rows of all intervals, with the column `INTERVAL` that tells them apart; position and reads of each).
+    """Return (rows, answers) of consecutive intervals by one query. `readers`: One for each interval.
 
-    Stop before the first interval whose upstream is not ready. If that is the first one, raise `InputNotReady`.
+    `rows` has the rows of all intervals; the column `INTERVAL` tells them apart. `answers` has (position, reads) of
+    each. Stop before the first interval whose upstream is not ready. If that is the first one, raise `InputNotReady`.
     """
     register_data_sources(spark)
     readers = [replace(reader, root=production_root(reader.root)) for reader in readers]

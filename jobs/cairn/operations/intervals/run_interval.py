@@ -84,7 +84,8 @@ def finish_commit(
 ) -> None:
     """Call the sink for all outputs that wait for it, then delete the files that no retained checkpoint needs.
 
-    `after`: The log as the caller's commit left it. `SinkFailed` is raised only if output of `checkpoint_id` failed.
+    Raise `SinkFailed` only if the output of `checkpoint_id`, the caller's commit, failed; log another failure. `after`:
+    The log as that commit left it; None reads it. `clock`: Measures both steps.
     """
     failed, clock = None, clock or StopWatch()
     try:

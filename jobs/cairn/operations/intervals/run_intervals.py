@@ -206,7 +206,8 @@ def plan_intervals(
     """Return what `run_intervals` would do now with each interval, and why. Write nothing.
 
     If the re-run of an interval gives another result, `run_intervals` also computes later intervals that this plan
-    keeps. The outcomes of such intervals say so.
+    keeps. The outcomes of such intervals say so. Without `spark`, the source can't be asked: an interval whose input
+    must be compared counts as computed.
     """
     _check(intervals, reprocess)
     run = run or own_run(f"direct__{uuid.uuid4()}")
@@ -263,10 +264,10 @@ def _made_of_now(
 def committed_alike(
     spark: SparkSession, pipeline: Pipeline, interval: Interval, root: str, *, run: RunRef, permissions: Permissions
 ) -> tuple[Result | None, Read | None]:
-    """Return (result, read): another run's committed result, if the same code computed it from the same input.
+    """Return (result, read). `result`: Another run's committed result that the same code computed from the same input.
 
-    Else `result` is None. `read` is the source's answer; None if the source was not asked. A run that was cleared gets
-    no result, since a user clears a run to compute it again.
+    `result` is None otherwise, and for a run that was cleared, since a user clears a run to compute it again. `read`:
+    The source's answer; None if the source was not asked.
     """
     there = None if run.clear_number else _results(pipeline, root, [interval])[1].get(interval)
     if there is None or there.input_hash is None or not isinstance(keep_or_compute(there, "changed", run), AskSource):
@@ -311,7 +312,7 @@ class _Aside:
         self._under_way: Future[Any] | None = None
 
     def begin(self, work: Callable[[], Any]) -> None:
-        """Wait until the thread has run the function before, then start `work`. Raise an exception of that function."""
+        """Wait until the previous function has ended, and raise an exception of it. Then start `work`."""
         self.wait()
         self._under_way = self._pool.submit(work)
 
@@ -322,10 +323,7 @@ class _Aside:
 
 @dataclass(kw_only=True)
 class _Range:
-    """One call of `run_intervals`, which makes one attempt and one commit per interval.
-
-    `first` are the permissions, and `known` is `asked`; the other fields are arguments of the same name.
-    """
+    """One call of `run_intervals`, with its arguments. It makes one attempt and one commit for each interval."""
 
     spark: SparkSession
     pipeline: Pipeline
@@ -333,12 +331,12 @@ class _Range:
     mode: str
     reprocess: Reprocess
     run: RunRef
-    first: Permissions
+    first: Permissions  # The permissions of the first interval that is computed.
     reading: _Aside  # The thread that asks the source for later intervals.
     finishing: _Aside  # The thread that does the work after a commit.
     on_shards: OnShards | None
     before_commit: Callable[[Content], None] | None
-    known: Mapping[Interval, Read]
+    known: Mapping[Interval, Read]  # The source's answers that the caller already has.
     limits: ChunkLimits
 
     def __post_init__(self) -> None:
@@ -510,9 +508,8 @@ class _Range:
     ) -> Iterator[tuple[Record, float]]:
         """Compute intervals by one Spark job, then commit them in their order. Yield each record and its seconds.
 
-        The caller plans each interval again whose record is not yielded: some at the end of the chunk, or all of them.
-
-        `ahead`: The intervals after the chunk that must be computed, whatever the results before them are.
+        The intervals whose records are not yielded, at the end of the chunk or all of them, must be planned again by
+        the caller. `ahead`: The intervals after the chunk that must be computed, whatever the results before them are.
         """
         began_s = time.monotonic()
         before = read_newest(self._at.storage, self._log)
@@ -592,7 +589,7 @@ class _Range:
         self._vain = 0
 
     def _read_together(self, intervals: Sequence[Interval]) -> dict[Interval, Read]:
-        """Return the source's answers from one query for all intervals; empty if it must be asked for each of them."""
+        """Return the source's answers from one query for all intervals; empty if each one needs a query of its own."""
         if not self._asks_together or any(one in self.known for one in intervals):
             return {}
         early, answer = self._ahead_together, self._take_answers()
@@ -610,7 +607,7 @@ class _Range:
         return dict(zip(intervals, reads, strict=False)) if self._may_read_ahead(reads[0]) else {}
 
     def _ask_together(self, intervals: Sequence[Interval]) -> list[Read] | None:
-        """Ask the source early for several intervals. Return None on an error: their input may still arrive."""
+        """Ask the source early for several intervals. Return None on an error, because the input may still arrive."""
         try:
             return read_range(self.spark, self.pipeline, intervals, self.root)
         except Exception as error:
@@ -629,7 +626,10 @@ class _Range:
         made: list[Attempt],
         together: Mapping[Interval, Read],
     ) -> Iterator[Attempt]:
-        """Yield an attempt of each interval, up to the first that can't be read yet. Add each to `made`."""
+        """Yield an attempt of each interval, up to the first that can't be read yet. Add each to `made`.
+
+        `together`: The source's answers from one query for all intervals; empty if it is asked for each interval.
+        """
         for interval in intervals:
             if made and interval in self._failed_early:
                 return
@@ -682,7 +682,11 @@ class _Range:
             self.reading.begin(self._in_thread(partial(self._ask_all, asked)))
 
     def _take_answers(self) -> list[Read] | None:
-        """Wait for the thread `reading`, and keep its answers. Return an answer for several intervals; else None."""
+        """Wait for the thread `reading`, and keep its answers for single intervals.
+
+        If it asked for several intervals by one query, return these answers; None if that failed, or for single
+        intervals.
+        """
         if self._ahead_together:
             self._ahead_together = ()
             together: list[Read] | None = self.reading.wait()
@@ -715,7 +719,10 @@ class _Range:
         return read
 
     def _may_read_ahead(self, read: Read) -> bool:
-        """Return True if the source may be asked early: not after any answer whose query may read this pipeline."""
+        """Return True if the source may be asked for an interval before the one before it is committed.
+
+        If the query of an answer (`read`) may read what this pipeline writes, the result is False from then on.
+        """
         if self._reads_ahead and self._reads_itself(read):
             log.info(
                 "%s: each further interval has a Spark job of its own, because the source's query seems to read what this pipeline writes",
@@ -737,7 +744,7 @@ class _Range:
             return True
 
     def _in_thread(self, work: Callable[[], Any]) -> Callable[[], Any]:
-        """Bind this thread's Spark tags to the work, so that an interrupt by tag also stops the work's Spark jobs."""
+        """Return `work` bound to this thread's Spark tags, so that an interrupt by tag also stops its Spark jobs."""
         if not hasattr(self.spark, "addTag"):  # `PipelineTester` passes a session without Spark, which has no tags.
             return work
         from pyspark import inheritable_thread_target

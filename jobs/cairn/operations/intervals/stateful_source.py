@@ -97,7 +97,7 @@ def _of_message(message: Any) -> Iterator[str]:
 
 
 def _functions(expressions: Any) -> Iterator[str]:
-    """Yield the name of each function in the expressions, and each expression that is a text."""
+    """Yield the name of each function and each SQL text, at any depth of these expressions of Spark Connect."""
     for expression in expressions:
         kind = expression.DESCRIPTOR.full_name
         if kind.endswith(".UnresolvedFunction"):

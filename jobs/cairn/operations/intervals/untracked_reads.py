@@ -119,7 +119,7 @@ def _has_message(rows: Any, *names: str) -> bool:
 
 
 def _messages(message: Any, *names: str) -> Iterator[Any]:
-    """Yield the parts of a message, of any depth, whose type has one of the names."""
+    """Yield the parts of a protobuf message, at any depth, whose type's name ends with one of the names."""
     pending = [message]
     while pending:  # Without recursion: a message may be deep.
         one = pending.pop()
@@ -152,7 +152,7 @@ def _of_message(message: Any) -> Iterator[tuple[str, Mapping[str, str]]]:
 
 
 def _untracked(name: str, options: Mapping[str, str]) -> Untracked | None:
-    """Return the pipeline that a data source reads; None if it reads no pipeline, or checkpoints by their ids."""
+    """Return the pipeline that the data source `name` reads; None if it reads none, or reads checkpoints by id."""
     given = {option.lower(): value for option, value in options.items()}
     checkpoint = given.get("checkpoint", "latest")
     if name.lower() not in _FORMATS or "checkpoints" in given or checkpoint.isdigit() or "attempt" in given:

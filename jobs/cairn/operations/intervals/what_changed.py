@@ -20,7 +20,7 @@ class MadeOf:
     code_hash: str
     # The version of the code, for people (`code_version`); None if it has none.
     code_version: str | None
-    position: Mapping[str, Any]
+    position: Mapping[str, Any]  # The source's position; empty if the source records none.
     # Hash over code, position and all settings; None if it can't be computed.
     input_hash: str | None
     # Names of the parts of the code whose hash differs between versions of Python.
@@ -62,7 +62,7 @@ def _code(made: MadeOf) -> str:
 
 
 def _differences(before: Any, now: Any, where: str) -> Iterator[str]:
-    """Yield in words where two JSON values differ. Items of lists, such as files, are compared by their names."""
+    """Yield in words where two JSON values (the field `where`) differ. Items of lists are compared by their names."""
     if isinstance(before, dict) and isinstance(now, dict):
         for name in sorted({*before, *now}):
             yield from _differences(before.get(name), now.get(name), f"{where}.{name}" if where else name)

@@ -85,7 +85,8 @@ def restore_savepoint(
 
     The pipeline's checkpoints of later intervals become stale. The pipeline may have another name and parallelism than
     the savepoint. If the savepoint is canonical, the pipeline may also have another max parallelism. After the restore
-    the pipeline needs no file of the savepoint.
+    the pipeline needs no file of the savepoint. `claim`: "CLAIM" deletes the savepoint afterwards. `attempt`: Uuid of
+    the restore. A second call with the same uuid continues the first; None makes a uuid.
     """
     _check_mode(claim)
     source, at = open_storage(savepoint_path), locate(root, pipeline.name)
@@ -200,7 +201,7 @@ def _plan(
 
 
 def _check_fits(pipeline: Pipeline, savepoint: Savepoint) -> None:
-    """Raise `UsageError` if the next interval would refuse the state, as far as this is known without the input."""
+    """Raise `UsageError` if the next interval would refuse the savepoint's state. The input's schema is not checked."""
     content: Content = savepoint.content
     # Key columns are compared in lower case, because Spark ignores the case of column names by default. If the Spark
     # session distinguishes case, the next interval refuses a key whose names differ in case.

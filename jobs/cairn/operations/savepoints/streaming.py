@@ -153,7 +153,7 @@ def _time_of(spark: SparkSession, time: LogicalTime, path: str, batch: int) -> L
 
 
 class _StateReader:
-    """Reader of a query's states through Spark's `statestore` source, at one batch."""
+    """Reader of a query's states, as they were after one batch, through Spark's `statestore` source."""
 
     def __init__(self, spark: SparkSession, path: str, batch: int, operator_id: int) -> None:
         self._spark, self._path = spark, path
@@ -237,7 +237,7 @@ def _key_schema(pipeline: Pipeline, path: str, frames: list[DataFrame]) -> Struc
 
 
 def _entries(frame: DataFrame, n: int, descriptor: StateDescriptor, path: str) -> DataFrame:
-    """Return the rows of state number `n` in the form that `ImportJob` takes: key, number of the state, its entries."""
+    """Return the rows of state number `n` of the query as `ImportJob` takes them: key, `n`, and the key's entries."""
     column = {"value": "value", "list": "list_value", "map": "map_value"}[descriptor.kind]
     found: Any = frame.schema[column].dataType
     match descriptor.kind:

@@ -117,7 +117,7 @@ def take_savepoint(
 
 
 def _taken(destination: Storage, record: Record, format: str) -> Savepoint | None:
-    """Return the folder's savepoint of this checkpoint; None if there is none. Raise `UsageError` for another one."""
+    """Return the folder's savepoint; None without one. Raise `UsageError` if it is of another checkpoint or format."""
     if destination.stat(paths.SAVEPOINT_RECORD) is None:
         return None
     there = read_savepoint(destination)

@@ -68,9 +68,9 @@ def equal(left: pa.Array, right: pa.Array) -> Mask:
 
 
 def greater(left: pa.Array, right: pa.Array, *, or_equal: bool) -> Mask:
-    """Return a mask of the rows in which a column is greater than another column of the same type.
+    """Return a mask of the rows in which `left` is greater than `right`; with `or_equal`, greater or equal.
 
-    A row with a null counts as one that meets the condition.
+    Both columns have the same type. A row with a null counts as one that meets the condition.
     """
     there = ~_mask(pc.or_(left.is_null(), right.is_null()))
     return _greater(left, right, or_equal=or_equal) | ~there

@@ -66,7 +66,7 @@ class ArrowRows(FailingStore):
 
 
 class ArrowEngine(PandasExecutionEngine):  # type: ignore[misc]  # Great Expectations is not type-checked here.
-    """Great Expectations' pandas engine, for which the classes below evaluate each row's condition with Arrow."""
+    """Great Expectations' pandas engine, except that Arrow evaluates the conditions on rows (see `_evaluate`)."""
 
     def get_batch_data_and_markers(self, batch_spec: Any) -> tuple[Any, Any]:
         """Return a batch without the fingerprint that Great Expectations computes.
@@ -88,7 +88,7 @@ def _series(mask: conditions.Mask, column: Any) -> Any:
 
 
 def _evaluate(name: str, keys: tuple[str, ...], mask: Callable[..., conditions.Mask]) -> None:
-    """Let Great Expectations evaluate a condition on one column with `mask`, which gets the column and the `keys`."""
+    """Let Great Expectations evaluate the condition `name` by `mask`, which gets a column and the arguments `keys`."""
 
     class _Condition(ColumnMapMetricProvider):  # type: ignore[misc]
         condition_metric_name = name

@@ -26,7 +26,10 @@ _INSTANT = pa.timestamp("us", "UTC")
 def read_states(
     source: StateSource, entries: Mapping[str, int], most_bytes: int | None = None
 ) -> dict[str, pa.Table] | None:
-    """Return each state as a table in memory, by its name; None if the states would take more than `most_bytes`."""
+    """Return each state as a table in memory, by its name; None if they would take more than `most_bytes` in all.
+
+    `entries`: The number of entries of each state to read.
+    """
     storage, found = open_storage(source.url), dict[str, list[pa.Table]]()
     for shard in range(source.content.parallelism):
         with work_folder(f"read-{shard}") as work:
@@ -69,7 +72,10 @@ def flat(table: pa.Table) -> pa.Table:
 
 
 def pairs(before: pa.Table, now: pa.Table, *, now_ms: int, removable: Removable | None, zone: str) -> pa.Table:
-    """Join the state of a base with the same state of a later checkpoint, as `state_tables.pairs` does."""
+    """Join the state of a base with the same state of a later checkpoint, with the columns of `state_tables.pairs`.
+
+    `removable`: Returns which rows of a table may disappear; None for none. Rows that expired by `now_ms` may too.
+    """
     identity = identity_of(now.schema)
     left, right = flat(before), flat(now)
     from_left, from_right = _match(left.select(identity), right.select(identity))

@@ -41,8 +41,8 @@ class FailingStore:
     def keep(self, keys: Iterable[str], count: Callable[[], int], store: Callable[[str, str], int]) -> FailingRows:
         """Store failing rows by calling `store(root, folder)`, which returns their number, and return a description.
 
-        If `store` fails, raise no error, because an error would end the validation before it marks the checkpoint.
-        Instead, the returned value says why the rows are not stored.
+        `keys`: The first rows' keys. `count`: Counts the rows if they are not stored. If `store` fails, raise no error,
+        because an error would end the validation before it marks the checkpoint. Instead, the returned value says why.
         """
         shown = tuple(key if len(key) <= _LONGEST_KEY else f"{key[:_LONGEST_KEY]}…" for key in keys)
         if self.root is None:
@@ -61,11 +61,11 @@ class Check:
     """One check of a validation, and its result."""
 
     table: str  # Name of the state; empty for a check of the files or of the restored state.
-    what: str
+    what: str  # Name of the expectation, or of the step of the validation.
     # The column or columns that the check is about; empty for checks of whole tables.
     column: str = ""
-    expected: str = ""
-    observed: str = ""
+    expected: str = ""  # The arguments of the expectation.
+    observed: str = ""  # The result in words.
     success: bool
     # The rows that fail; None if the check passed, or does not concern single rows.
     failing: FailingRows | None = None

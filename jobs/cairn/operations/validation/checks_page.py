@@ -58,7 +58,11 @@ def checks_page(
     checks: Sequence[Check],
     links: Mapping[str, str],
 ) -> str:
-    """Return the page as HTML, with all values escaped. `links`: By table, the URL of its Great Expectations page."""
+    """Return the page as HTML, with all values escaped.
+
+    `what`: Name of the validated checkpoint, attempt or savepoint. `at`: Time of the validation. `links`: By table, the
+    URL of its Great Expectations page.
+    """
     failed = sum(not check.success for check in checks)
     passed = "1 check" if len(checks) == 1 else f"{len(checks):,} checks"
     verdict = f'<span class="good">✓ {passed} passed</span>'

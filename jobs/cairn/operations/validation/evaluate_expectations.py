@@ -60,7 +60,7 @@ class Compared:
     before: StateSource | None
 
     def base_of(self, state: str, over_time: ChangeExpectations | None) -> StateSource | None:
-        """Return the base if a state is compared with it; else None, as for a state that the base does not have yet."""
+        """Return the base if a state is compared with it; else None, also if the base does not have the state yet."""
         if over_time is None or self.before is None:
             return None
         known = {TIMERS_NAME, *(d.name for d in self.before.content.states)}
@@ -167,7 +167,7 @@ class ArrowState:
     now: pa.Table
     # The same state in the base; None if the base lacks the state or no expectation compares with the base.
     before: pa.Table | None
-    zone: str
+    zone: str  # The session's time zone, for instants in the JSON of keys.
     # A function of (SQL condition, table) that returns which rows the condition selects; None without Spark.
     selects: Callable[[str, pa.Table], pa.Array] | None = None
 
@@ -222,7 +222,10 @@ def needs_spark(
 def read_compared(
     states: Mapping[str, int], rules: Declared, compared: Compared, *, zone: str, most_bytes: int | None = None
 ) -> dict[str, ArrowState] | None:
-    """Read states and, if expectations compare them, the same states of the base; None if over `most_bytes` in all."""
+    """Return the tables of states, with those of the base for states that `rules` compare with the base.
+
+    Return None if they would take more than `most_bytes` in all. `states`: The number of entries of each state.
+    """
     now = arrow_tables.read_states(compared.now, states, most_bytes)
     if now is None:
         return None
@@ -246,7 +249,11 @@ def try_expectations(
     spark: SparkSession | None,
     who: str,
 ) -> tuple[Check, ...]:
-    """Evaluate a pipeline's expectations on a checkpoint that this process reads. Store no rows, and mark nothing."""
+    """Evaluate a pipeline's expectations on a checkpoint that this process reads. Store no rows, and mark nothing.
+
+    `base`: The base's record; None skips expectations on changes. `spark`: None evaluates with Arrow, and raises
+    `UsageError` for an expectation that needs Spark. `who`: Begins messages.
+    """
     now = StateSource.of_record(url, record)
     compared = Compared(now=now, before=None if base is None else StateSource.of_record(url, base))
     names = [*(d.name for d in record.content.states), TIMERS_NAME]
@@ -293,7 +300,7 @@ def _frame(spark: SparkSession, table: pa.Table) -> DataFrame:
 
 
 class Engines:
-    """Choice between Arrow in this process and Spark, for each state of a validation (`EngineOf`)."""
+    """Callable that returns a state's tables (`EngineOf`): Arrow tables if Arrow and memory suffice, else Spark's."""
 
     def __init__(
         self,
@@ -343,7 +350,7 @@ class Engines:
 
 
 def _select(spark: SparkSession | SessionOnDemand, condition: str, table: pa.Table) -> pa.Array:
-    """Return which rows of a table an SQL condition selects."""
+    """Return a boolean column that tells which rows of a table an SQL condition selects."""
     from pyspark.sql import functions as F
 
     frame = _frame(open_now(spark), table).select(F.expr(condition).alias("selected"))

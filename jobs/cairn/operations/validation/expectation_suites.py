@@ -38,7 +38,7 @@ class Table:
 def read_declared(
     pipeline: Pipeline, states: Collection[str], *, with_base: bool
 ) -> tuple[dict[str, Sequence[Any]], dict[str, ChangeExpectations]]:
-    """Return, each by state: (expectations on the state, expectations on its changes since the base)."""
+    """Return (expectations by state, expectations on changes by state). Without a base, the second is empty."""
     suites = dict(pipeline.expectations()) if pipeline.expectations is not None else {}
     over_time: dict[str, ChangeExpectations] = {}
     if pipeline.expectations_over_time is not None and with_base:
@@ -57,7 +57,7 @@ def over_changes(over_time: ChangeExpectations) -> list[Any]:
 
 
 class Rows(Protocol):
-    """The part of `Suites` that differs between Spark tables and Arrow tables."""
+    """Adapter of one kind of tables, Spark's or Arrow's, to Great Expectations, for `Suites`."""
 
     def source(self, context: Any) -> Any:
         """Add a data source to a context of Great Expectations, and return the data source."""
@@ -66,7 +66,7 @@ class Rows(Protocol):
         """Return a table in the form that the data source takes."""
 
     def failing(self, batch: Any, expectation: Any, metric: str, identity: Sequence[str]) -> FailingRows:
-        """Return the number and keys of the rows that fail an expectation, and store the rows."""
+        """Store the rows of `batch` that fail an expectation, by its `metric`. Return their number and first keys."""
 
 
 class Suites:

@@ -75,6 +75,6 @@ def _wall_time(value: datetime) -> str:
 
 
 def _quote(text: str) -> str:
-    """Return a JSON string as Spark writes it: capitals as hexadecimal digits, and no escapes beyond ASCII."""
+    """Return a text as a JSON string in Spark's form: capitals for hexadecimal digits, and no escapes beyond ASCII."""
     written = json.dumps(text, ensure_ascii=False)
     return re.sub(r"\\\\|\\u([0-9a-f]{4})", lambda m: m[0] if m[1] is None else f"\\u{m[1].upper()}", written)

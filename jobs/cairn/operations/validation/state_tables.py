@@ -53,7 +53,11 @@ def flat(table: DataFrame) -> DataFrame:
 
 
 def pairs(before: DataFrame, now: DataFrame, *, now_ms: int, removable: str | None) -> DataFrame:
-    """Join the state of a base with the same state of a later checkpoint, and tell the `fate` of each row."""
+    """Join the state of a base with the same state of a later checkpoint, and tell the `fate` of each row.
+
+    The fate is new, kept, expired (by `now_ms`), removed (`removable`, an SQL condition, selects the old row) or lost.
+    The column `lost_row` has the key of a lost row as JSON, else null.
+    """
     from pyspark.sql import functions as F
 
     def side(table: DataFrame, name: str) -> DataFrame:

@@ -154,7 +154,10 @@ def carry_out_validation(request: Validate, place: Place) -> dict[str, Any]:
 
 
 def validate_checkpoint(spark: Spark | None, pipeline: Pipeline, record: Record, request: Validate) -> Validation:
-    """Validate a committed checkpoint, and mark it as validated or quarantined; a dry run marks nothing."""
+    """Validate a committed checkpoint, and mark it as validated or quarantined; a dry run marks nothing.
+
+    `spark`: None only for a fast validation, which does not restore the state.
+    """
     at = locate(request.root, pipeline.name)
     before = _before(pipeline, request.root, record)
     target = _Target(
@@ -177,7 +180,7 @@ def validate_checkpoint(spark: Spark | None, pipeline: Pipeline, record: Record,
 
 
 def validate_attempt(spark: Spark | None, pipeline: Pipeline, request: Validate) -> Validation:
-    """Validate a prepared attempt before its commit.
+    """Validate a prepared attempt before its commit. `spark`: None only for a fast validation.
 
     After a validation with findings, `commit` raises `ValidationRefused` for this attempt.
     """
@@ -194,7 +197,7 @@ def validate_attempt(spark: Spark | None, pipeline: Pipeline, request: Validate)
 
 
 def validate_savepoint(spark: Spark | None, pipeline: Pipeline, request: Validate) -> Validation:
-    """Validate a native or canonical savepoint. Mark nothing: the caller decides what to do with the findings."""
+    """Validate a native or canonical savepoint, and mark nothing. `spark`: None only for a fast validation."""
     folder = str(request.savepoint)
     savepoint = read_savepoint(open_storage(folder))
     target = _Target(
@@ -207,8 +210,8 @@ def validate_savepoint(spark: Spark | None, pipeline: Pipeline, request: Validat
 class _Target:
     """The checkpoint, attempt or savepoint that is validated."""
 
-    name: str
-    folder: str
+    name: str  # In words, for messages.
+    folder: str  # URL of the folder of the pipeline or savepoint.
     content: Content
     # Record of the base, to evaluate `expectations_over_time`; None skips them.
     before: Record | None
@@ -282,10 +285,10 @@ def _run_name(target: _Target) -> str:
 def _with_page(
     pipeline: Pipeline, target: _Target, found: Validation, docs: Path | None, pages: Mapping[str, str] | None = None
 ) -> Validation:
-    """Write the Data Docs page of a validation, and return `found` with its path.
+    """Write the Data Docs page of a validation, and return `found` with its path; unchanged if `docs` is None.
 
-    If the page can't be written, only log the reason, because an error would end the validation before it marks the
-    checkpoint.
+    `pages`: By table, the path of its page in Great Expectations' docs. If the page can't be written, only log the
+    reason, because an error would end the validation before it marks the checkpoint.
     """
     if docs is None:
         return found
