@@ -41,6 +41,7 @@ from cairn_operators.driver_operator import _sessions
 from cairn_operators.driver_process import DriverProcess, _in_groups
 from cairn_operators.failures import exit_failure, failure
 from cairn_operators.pipeline_source import pipeline_name_of
+from dags.weather import weather
 from state_backend.values.intervals import format_instant
 from state_backend.values.operation_parameters import (
     Call,
@@ -399,16 +400,15 @@ def test_pipeline_wires_everything() -> None:
         pipeline="aircraft",
     )
     assert [task.task_id for task in dag.tasks if not task.doc_md] == []
-    process = dag.get_task("process")
+    process, checkpoint, sweep = (dag.get_task(name) for name in ("process", "checkpoint", "sweep"))
     # The order of intervals is kept by the task itself.
     assert not process.depends_on_past and process.pipeline == "aircraft"
     assert process.downstream_task_ids == {"checkpoint"}
-    assert dag.get_task("checkpoint").downstream_task_ids == {"validate", "savepoint", "sweep"}
+    assert checkpoint.downstream_task_ids == {"validate", "savepoint", "sweep"}
     assert dag.get_task("savepoint").format == "canonical"
-    checkpoint_task = dag.get_task("checkpoint")
-    assert (checkpoint_task.pipeline, checkpoint_task.root) == ("aircraft", "file:///r")
-    assert (checkpoint_task.attempt.key, checkpoint_task.sink_of.key) == ("attempt", "sink")
-    sweep = dag.get_task("sweep")
+    assert (checkpoint.pipeline, checkpoint.root) == ("aircraft", "file:///r")
+    for commit in (checkpoint, *(weather.get_task(f"{name}_checkpoint") for name in ("windows", "records"))):
+        assert (commit.attempt.key, commit.sink_of.key) == ("attempt", "sink")
     assert (sweep.pipeline, sweep.cadence, sweep.min_age) == ("aircraft", timedelta(days=7), timedelta(days=1))
 
 
