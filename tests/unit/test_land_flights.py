@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import zipfile
 from collections.abc import Callable
 from dataclasses import asdict
@@ -48,27 +49,20 @@ def archive_lines() -> list[dict[str, str]]:
         return list(csv.DictReader(io.StringIO(files.read("flights.csv").decode())))
 
 
-def rows_of(path: Path) -> list[dict[str, object]]:
-    with pq.ParquetFile(path) as file:
-        return file.read().to_pylist()
-
-
 class FakeSpark:
     """As much of a session as ``read_flights`` uses; remembers which files are read."""
 
-    def __init__(self) -> None:
-        self.paths: tuple[str, ...] = ()
-        self.read = self
+    paths: tuple[str, ...] = ()
+    read = property(lambda self: self)
 
-    def schema(self, ddl: str) -> FakeSpark:
+    def schema(self, *_: str) -> FakeSpark:
         return self
 
     def parquet(self, *paths: str) -> FakeSpark:
         self.paths = paths
         return self
 
-    def select(self, *names: str) -> FakeSpark:
-        return self
+    select = schema
 
 
 @pytest.mark.long("seconds", runs_in="ci")
@@ -90,14 +84,14 @@ def test_the_whole_year_lands_and_each_row_once(year: Path) -> None:
 
 @pytest.mark.long("seconds", runs_in="ci")
 def test_a_day_holds_what_the_archive_says(year: Path) -> None:
-    lines, rows = archive_lines(), rows_of(year / day_file(date(2013, 7, 27)))
+    lines, rows = archive_lines(), pq.ParquetFile(year / day_file(date(2013, 7, 27))).read().to_pylist()
 
     def number(text: str) -> int | None:
         return None if text == "NA" else int(text)
 
-    assert {(r["scheduled_departure"].date()) for r in rows} == {date(2013, 7, 27)}  # type: ignore[attr-defined]
+    assert {(r["scheduled_departure"].date()) for r in rows} == {date(2013, 7, 27)}
     for row in rows:
-        line = lines[row["row_number"] - 1]  # type: ignore[operator]
+        line = lines[row["row_number"] - 1]
         assert row == {
             "row_number": row["row_number"],
             "scheduled_departure": datetime(2013, 7, 27, int(line["hour"]), int(line["minute"])),
@@ -114,7 +108,14 @@ def test_a_day_holds_what_the_archive_says(year: Path) -> None:
             "distance_miles": int(line["distance"]),
         }
     order = [(r["scheduled_departure"], r["row_number"]) for r in rows]
-    assert order == sorted(order)  # type: ignore[type-var]
+    assert order == sorted(order)
+
+
+def test_a_file_is_whole_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, synced = tmp_path / day_file(DAY), list[tuple[bool, int]]()
+    monkeypatch.setattr(os, "fsync", lambda opened: synced.append((path.exists(), os.fstat(opened).st_size)))
+    land_flights.write_file(path, pa.table({"n": [1]}))
+    assert synced == [(False, path.stat().st_size), (True, path.parent.stat().st_size)]
 
 
 # --- read_flights: the position, and what is wrong with a file, in words ---------------------------------------------------
