@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
@@ -311,16 +312,15 @@ def test_a_folder_that_somebody_else_can_write_to_is_not_used(monkeypatch: pytes
 
 
 @pytest.mark.parametrize("left", ["", "176", "176 x", "1 2 3"])
-def test_what_a_stop_left_of_the_times_keeps_no_driver_from_starting(
-    left: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is written anew, so that the next driver knows of this one."""
+def test_times_that_a_stop_left_keep_no_driver_from_starting(left: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are read under the lock, and written anew, so that the next driver knows of this one."""
     with tempfile.TemporaryDirectory(prefix="cw-") as made:
         monkeypatch.setattr(tempfile, "tempdir", made)
         how: dict[str, Any] = {"cwd": Path(made), "environment": {}}
         start_host_if_it_pays(**how)
         (seen,) = Path(made).glob("cairn-warm-*/*.seen")
-        seen.write_text(left)
+        monkeypatch.setattr(fcntl, "flock", lambda *_: seen.write_text(left))
+        monkeypatch.setattr(subprocess, "Popen", None)  # No host is started.
         start_host_if_it_pays(**how)
         last_s, started_s = map(float, seen.read_text().split())
         assert time.time() - last_s < 60 and started_s == 0.0
