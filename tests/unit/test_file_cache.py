@@ -205,7 +205,7 @@ def test_a_full_or_read_only_disk_costs_the_cache_and_nothing_else(
     with monkeypatch.context() as patch:
         patch.setattr(os, failing, failing_link(errno.ENOSPC))
         handle = host.keep(b"state")
-        assert host.get(handle) is None
+        assert host.get(handle) is None and host.entries() == []
     handle = host.keep(b"state")
     with monkeypatch.context() as patch:
         patch.setattr(os, "link", failing_link(errno.ENOSPC))
