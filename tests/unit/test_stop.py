@@ -60,10 +60,10 @@ def test_what_a_paused_run_waits_for(
 
 def test_it_waits_until_it_was_quiet_twice_and_stays_paused() -> None:
     """The scheduler may have chosen a task just before the pause, so one quiet look is not enough."""
-    dag = FakeDag({}, RUNNING, RUNNING, PROCESSED)
-    with stopped(dag, "d", timeout_s=10, wait=lambda s: None) as runs:
+    dag, waits = FakeDag({}, RUNNING, RUNNING, PROCESSED), list[float]()
+    with stopped(dag, "d", timeout_s=10, wait=waits.append) as runs:
         assert dag.paused
-        assert (runs, dag.calls) == (("r",), 5)
+        assert (runs, dag.calls, waits) == (("r",), 5, [1.0] * 4)
     assert dag.paused
 
 
