@@ -26,9 +26,11 @@ from cairn.spark.ddl import parse_ddl_locally
 from cairn.spark.file_scans import Scans
 from cairn.spark.session import _LOST
 from cairn.upstream_sources import upstream, upstreams
+from state_backend.adapters import rocks
 from state_backend.checkpoint.interval_results import Result
 from state_backend.checkpoint.location import locate
 from state_backend.checkpoint.log import read_newest
+from state_backend.shard.manifest import manifest_of
 from state_backend.values.errors import NotAsTried, ProcessorError, SourceError
 from state_backend.values.records import RunRef
 from state_backend.values.retention import KeepLast
@@ -188,17 +190,16 @@ def expected(root: Path, pipeline: Pipeline = PIPELINE, **more: Any) -> list[Any
 
 def test_chunks_grow_and_end_where_the_columns_change(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "cairn")
-    with sizes() as found:
-        outcomes = run(tmp_path / "chunks")
+    # With the limits by default. Each store is opened again after each interval, as if its MANIFEST had grown.
+    with sizes() as found, without_spark(PIPELINE), mock.patch.object(rocks, "_MANIFEST_BYTES", 0):
+        outcomes = run_intervals.run_intervals(SESSION, PIPELINE, DAYS, str(tmp_path / "chunks"))
     assert found == [2, 4, 2, 2] and [o.checkpoint for o in outcomes] == [*range(1, 13)]
     assert "columns, states or settings differ from those of the interval before" in caplog.text
     assert results(PIPELINE, tmp_path / "chunks") == expected(tmp_path / "alone")
-
-
-def test_by_default_chunks_grow(tmp_path: Path) -> None:
-    with sizes() as found, without_spark(PIPELINE):
-        run_intervals.run_intervals(SESSION, PIPELINE, DAYS[:8], str(tmp_path))
-    assert found == [2, 4]
+    chunks, alone = (coordinator_of(PIPELINE, str(tmp_path / name)) for name in ("chunks", "alone"))
+    for ref, other in zip(chunks.record(12).content.shards, alone.record(12).content.shards, strict=True):
+        ours, theirs = manifest_of(ref, chunks.at.storage), manifest_of(other, alone.at.storage)
+        assert [file.name for file in ours.inline_files] == [file.name for file in theirs.inline_files]
 
 
 class Failing(Counting):
