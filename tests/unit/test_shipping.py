@@ -637,9 +637,11 @@ def test_a_source_that_was_edited_after_its_import_is_not_the_code_that_runs(
     assert not before.by_build and after.by_build == {"edited.make.<locals>.made has no source text"}
 
 
-def test_code_without_source_text_is_named() -> None:
-    scope: dict[str, Any] = {"__name__": "__main__"}
-    exec("def made(): return 1", scope)
+def test_code_without_source_text_is_named_and_hashed_with_what_it_reads() -> None:
+    scope: dict[str, Any] = {"__name__": "__main__", "READ": 1}
+    exec("def made(): return READ", scope)
+    one, same, other = (ValueHasher().digest(scope["made"], "the processor") for scope["READ"] in (1, 1, 2))
+    assert one == same != other
     processor = partial(Plain, scope["made"])
     assert ship_processor(processor, "p").by_build[0] == "__main__.made has no source text"
 
@@ -649,10 +651,6 @@ class Holder(Plain):
         self.__dict__.update(held)
 
 
-def _closing_over(value: Any) -> Callable[[], Plain]:
-    return lambda: Plain(value)
-
-
 @pytest.mark.parametrize(
     ("form", "says"),
     [
@@ -660,7 +658,7 @@ def _closing_over(value: Any) -> Callable[[], Plain]:
         (lambda held: Holder(clients={"a": [held]}), r"the processor.clients\['a'\]\[0\] is a _thread.lock"),
         (lambda held: partial(Plain, 1, held), r"the processor.args\[1\] is a _thread.lock"),
         (lambda held: partial(Plain, given=held), r"the processor.keywords\['given'\] is a _thread.lock"),
-        (_closing_over, "'value', which test_shipping._closing_over.<locals>.<lambda> uses is a _thread.lock"),
+        (lambda held: lambda: Plain(held), r"'held', which .*<lambda>.<locals>.<lambda> uses is a _thread.lock"),
         (lambda held: partial(Plain, (n for n in "ab")), r"the processor.args\[0\] is a generator"),
     ],
 )
