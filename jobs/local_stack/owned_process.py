@@ -137,8 +137,6 @@ class OwnedProcesses:
             for pid in left:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-            for child in self._children.values():
-                child.poll()
             time.sleep(0.05)
         for child in self._children.values():
             child.wait()

@@ -47,10 +47,11 @@ def test_a_driver_is_known_by_its_command_line(words: str, driver: tuple[int, st
     assert found is None or found.interval_start() == DAY
 
 
-# As a forked driver: a session of its own, and a title over the memory of its environment.
+# As a forked driver: a session of its own, and a title over the memory of its environment. Neither process ends by itself.
 FORKS = """
-import os, time
+import os, signal, time
 from setproctitle import setproctitle
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
 if os.fork() == 0:
     os.setsid()
     setproctitle("cairn-driver of task 31: python -m cairn.driver.driver " + "interval " * 20)
@@ -60,19 +61,18 @@ time.sleep(60)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc")
-def test_a_fork_with_a_title_belongs_to_its_parents_owner(tmp_path: Path) -> None:
+def test_a_fork_with_a_title_belongs_to_its_parents_owner_who_ends_both(tmp_path: Path) -> None:
     told = tmp_path / "told"
     owned = OwnedProcesses(tmp_path)
     owned.start("forks", [sys.executable, "-c", FORKS], env={**os.environ, "TOLD": str(told)}, cwd=tmp_path)
     with subprocess.Popen(["sleep", "60"]) as other:
         try:
             wait_until(lambda: told.exists() and told.read_text(), 10, "the fork has its title")
-            fork = int(told.read_text())
+            fork, parent = int(told.read_text()), owned._children["forks"]
             found = RunningDriver.of(fork)
             assert found is not None and found.task == 31
             assert fork in set(owned.pids()) and other.pid not in set(owned.pids())
         finally:
-            for pid in (other.pid, *owned.pids()):
-                os.kill(pid, signal.SIGKILL)
-            owned.stop(grace_s=1)
-    wait_until(lambda: RunningDriver.of(fork) is None, 10, "the fork has ended")
+            other.kill()
+            owned.stop(grace_s=0)
+    assert (parent.returncode, RunningDriver.of(fork)) == (-signal.SIGKILL, None)
