@@ -30,7 +30,7 @@ class Variable(StrEnum):
     AIRFLOW_TOKEN = "CAIRN_AIRFLOW_TOKEN", "token of Airflow's API. An Airflow of `make ui` needs none"
     AIRFLOW_WAIT = (
         "CAIRN_AIRFLOW_WAIT",
-        "longest wait of `cairn savepoint --stop` for running tasks, and of `cairn backfill` for an earlier backfill",
+        "longest wait of `cairn pause` and `cairn savepoint --stop` for running tasks, and of `cairn backfill` for an earlier backfill",
         "30m",
     )
     SPARK_TOKEN = (
