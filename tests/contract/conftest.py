@@ -11,14 +11,10 @@ import duckdb
 import psycopg
 import pytest
 
-from cairn.sinks.table_sink import (
-    TableSink,
-)
+from cairn.sinks.table_sink import TableSink
 from tests.support.bigquery_server import BigQueryServer, bigquery_server
 from tests.support.clicks_pipeline import Rows, catalog, iceberg
-from tests.support.clicks_table import (
-    sink_of,
-)
+from tests.support.clicks_table import sink_of
 from tests.support.postgres_server import postgres_server
 from tests.support.sink_calls import SECONDS
 

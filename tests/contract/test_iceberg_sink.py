@@ -22,19 +22,9 @@ from pyiceberg.types import IntegerType, NestedField, StringType, TimestamptzTyp
 
 from cairn import sinks
 from cairn.errors import UsageError
-from cairn.sinks.table_sink import (
-    Publication,
-    hash_of_rows,
-)
+from cairn.sinks.table_sink import Publication, hash_of_rows
 from tests.support.clicks_pipeline import catalog, iceberg
-from tests.support.clicks_table import (
-    OWNER,
-    Killed,
-    die_at,
-    hour,
-    iceberg_properties,
-    publish,
-)
+from tests.support.clicks_table import OWNER, Killed, die_at, hour, iceberg_properties, publish
 from tests.support.s3_server import BUCKET, SEAWEEDFS, s3_server
 from tests.support.sink_calls import SECONDS
 

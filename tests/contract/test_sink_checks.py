@@ -22,20 +22,10 @@ from typer.testing import CliRunner
 from cairn import sinks
 from cairn.command.cli import app
 from cairn.errors import SinkFailed, StateUnusable, UsageError
-from cairn.sinks.table_sink import (
-    TableSink,
-    must_store_owner,
-)
+from cairn.sinks.table_sink import TableSink, must_store_owner
 from cairn.testing import PipelineTester
 from tests.support.clicks_pipeline import ANYTHING, Rows, by_interval, catalog, current, expected, pipeline, run_of
-from tests.support.clicks_table import (
-    HOUR,
-    OWNER,
-    SCHEMA,
-    clicks,
-    hour,
-    run_hours,
-)
+from tests.support.clicks_table import HOUR, OWNER, SCHEMA, clicks, hour, run_hours
 from tests.support.coordinator import coordinator_of
 from tests.support.sink_calls import SECONDS
 

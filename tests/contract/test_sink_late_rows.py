@@ -17,24 +17,12 @@ from typer.testing import CliRunner
 from cairn import Interval, sinks
 from cairn.command.cli import app
 from cairn.errors import SinkFailed, UsageError
-from cairn.sinks.table_sink import (
-    Publication,
-    TableSink,
-    owner_of,
-    with_type,
-)
+from cairn.sinks.table_sink import Publication, TableSink, owner_of, with_type
 from cairn.testing import PipelineTester
 from state_backend.adapters.open_storage import open_storage
 from state_backend.checkpoint.log import read_log
 from tests.support.clicks_pipeline import ANYTHING, LATE, Rows, current, expected, output_path, pipeline, restored
-from tests.support.clicks_table import (
-    HOUR,
-    START,
-    Killed,
-    hour,
-    iceberg_properties,
-    publish,
-)
+from tests.support.clicks_table import HOUR, START, Killed, hour, iceberg_properties, publish
 from tests.support.coordinator import coordinator_of
 
 LATE_SCHEMA = pa.schema([("user", pa.string()), ("at", pa.timestamp("us", "UTC")), ("checkpoint_id", pa.int64())])

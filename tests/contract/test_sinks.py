@@ -25,26 +25,13 @@ from pyiceberg.catalog import load_catalog
 from cairn import Interval, sinks
 from cairn.errors import SinkFailed, StateUnusable, UsageError
 from cairn.sinks.postgres import wider_type
-from cairn.sinks.table_sink import (
-    Owner,
-    Publication,
-    TableSink,
-    hash_of_rows,
-    owner_of,
-)
+from cairn.sinks.table_sink import Owner, Publication, TableSink, hash_of_rows, owner_of
 from cairn.testing import PipelineTester
 from state_backend.checkpoint.rewind import rewind
 from state_backend.values.records import Permissions, RunRef
 from tests.support.bigquery_server import BigQueryServer
 from tests.support.clicks_pipeline import ANYTHING, Rows, by_interval, current, expected, kill, restored, run_of
-from tests.support.clicks_table import (
-    HOUR,
-    OWNER,
-    SCHEMA,
-    START,
-    hour,
-    publish,
-)
+from tests.support.clicks_table import HOUR, OWNER, SCHEMA, START, hour, publish
 from tests.support.coordinator import coordinator_of
 from tests.support.sink_calls import CALLS
 from tests.support.tiers import ALL, REPOSITORY, at_tier

@@ -38,17 +38,7 @@ from tests.support.checkpoints import day as tally_day
 from tests.support.layout import REPOSITORY as ROOT
 from tests.support.local_stack import AirflowClient, AirflowServer, RestError, SparkConnectServer
 from tests.support.reading import read_output, read_state
-from tests.support.shared_airflow import (
-    AZURE,
-    CHAIN_OF_DAGS,
-    KEY,
-    day,
-    drivers,
-    log_of,
-    run_as_printed,
-    run_of,
-    states,
-)
+from tests.support.shared_airflow import AZURE, CHAIN_OF_DAGS, KEY, day, drivers, log_of, run_as_printed, run_of, states
 from tests.support.tally import Tally, day_of
 from tests.support.waiting import wait_until
 

@@ -251,8 +251,7 @@ READS = {
     "late rows": lambda root: upstream("counting", root=root, late=True),
     "rows of a function": lambda root: upstreams(lambda _, __, up: up.where("rows > 0"), up=READS["rows"](root)),
     "a state": lambda root: upstreams(
-        lambda _, __, up: up.selectExpr("key.user", "value.rows"),
-        up=upstream("counting", root=root, state="count"),
+        lambda _, __, up: up.selectExpr("key.user", "value.rows"), up=upstream("counting", root=root, state="count")
     ),
 }
 

@@ -25,11 +25,7 @@ from tests.support.browser import wait_for
 from tests.support.checkpoints import day as tally_day
 from tests.support.coordinator import Coordinator
 from tests.support.local_stack import AirflowServer
-from tests.support.shared_airflow import (
-    ON_AZURE,
-    printed_commands,
-    run_as_printed,
-)
+from tests.support.shared_airflow import ON_AZURE, printed_commands, run_as_printed
 from tests.support.shown_airflow import ShownAirflow
 from tests.support.tally import Tally, day_of
 from tests.support.tiers import ALL

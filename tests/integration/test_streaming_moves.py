@@ -232,9 +232,7 @@ def test_what_does_not_fit_is_refused(spark: SparkSession, tmp_path: Path) -> No
     refused(UsageError, r"operator 1 .* is not a transformWithState; the query has 0", operator_id=1)
     refused(UsageError, "api='row' or 'pandas'", api="arrow")
     refused(
-        StateSchemaError,
-        "has the (value|list|map) state '[vlm]', which is differently \\(as a",
-        processor=AnotherKind,
+        StateSchemaError, "has the (value|list|map) state '[vlm]', which is differently \\(as a", processor=AnotherKind
     )
     refused(StateSchemaError, "state v: the query .* has struct<n: bigint, s: string>, but init", processor=AnotherType)
     assert not list((tmp_path / "root").rglob("*.sst"))

@@ -36,8 +36,7 @@ def decoded(data: bytes) -> tuple[list[changelog.Pair], list[changelog.Pair]]:
 
 
 SEGMENT = encoded(
-    [(b"\x00\x01", b"\x00\x02"), (b"", b"a")],
-    [(b"", b""), (b"a", None), (b"b", b"\xff" * 300), (b"b\x00", b"x")],
+    [(b"\x00\x01", b"\x00\x02"), (b"", b"a")], [(b"", b""), (b"a", None), (b"b", b"\xff" * 300), (b"b\x00", b"x")]
 )
 
 

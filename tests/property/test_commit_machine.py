@@ -40,14 +40,7 @@ from state_backend.shard.transfer import copy_all
 from state_backend.values.errors import CairnError
 from state_backend.values.intervals import Interval, to_ms
 from state_backend.values.marks import Savepoint
-from state_backend.values.records import (
-    Forget,
-    ForgottenKey,
-    InlineShard,
-    OutputFile,
-    Permissions,
-    Prepared,
-)
+from state_backend.values.records import Forget, ForgottenKey, InlineShard, OutputFile, Permissions, Prepared
 from tests.support.checkpoints import content, day, files_in, manifest, sst, start_ms
 from tests.support.commit_model import (
     DAY_MS,

@@ -172,9 +172,7 @@ class Folder:
         begun = None
         if "base_id" not in changes or h0 is None:
             begun = self.coordinator.begin(
-                interval,
-                permissions=changes.get("permissions", Permissions()),
-                pipeline_start_ms=start_ms(),
+                interval, permissions=changes.get("permissions", Permissions()), pipeline_start_ms=start_ms()
             )
         base_id = changes.pop("base_id", begun.base.id if begun and begun.base else None)
         new = self.storage.create(sst(attempt, self.suffix), f"state of {attempt}".encode())

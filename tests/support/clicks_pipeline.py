@@ -16,27 +16,13 @@ from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from cairn import Interval, Pipeline
-from cairn.sinks.table_sink import (
-    Owner,
-    Publication,
-    TableSink,
-    owner_of,
-    published_output,
-)
+from cairn.sinks.table_sink import Owner, Publication, TableSink, owner_of, published_output
 from cairn.testing import PipelineTester
 from state_backend.adapters.open_storage import open_storage
 from state_backend.checkpoint.log import read_log
 from state_backend.checkpoint.rewind import rewind
 from state_backend.values.records import OutputFile, Permissions, RunRef
-from tests.support.clicks_table import (
-    HOUR,
-    OWNER,
-    SCHEMA,
-    START,
-    Killed,
-    iceberg_properties,
-    sink_of,
-)
+from tests.support.clicks_table import HOUR, OWNER, SCHEMA, START, Killed, iceberg_properties, sink_of
 from tests.support.coordinator import Coordinator, coordinator_of
 
 LATE = Owner("clicks/late", "here")

@@ -23,15 +23,7 @@ from state_backend.values.errors import (
     UsageError,
 )
 from state_backend.values.intervals import Interval
-from state_backend.values.records import (
-    Forget,
-    ForgottenKey,
-    InlineShard,
-    Permissions,
-    Prepared,
-    Record,
-    RunRef,
-)
+from state_backend.values.records import Forget, ForgottenKey, InlineShard, Permissions, Prepared, Record, RunRef
 from state_backend.values.retention import RetentionPolicy
 from tests.support.checkpoints import PIPELINE, content, day, manifest, run, sst, start_ms
 from tests.support.commit_world import coordinator, hook_into, must, prepare, read_manifest

@@ -16,10 +16,7 @@ from state_backend.ports.storage import Storage
 from state_backend.shard.manifest import manifest_of
 from state_backend.values.errors import UnknownOutcome
 from state_backend.values.intervals import Interval
-from state_backend.values.records import (
-    Record,
-    RunRef,
-)
+from state_backend.values.records import Record, RunRef
 from state_backend.values.retention import AnyOf, KeepLast, KeepQuarantined
 from tests.support.checkpoints import day
 from tests.support.coordinator import Coordinator

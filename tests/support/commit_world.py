@@ -22,11 +22,7 @@ from state_backend.checkpoint.plan_retention import DEFAULT_POLICY
 from state_backend.checkpoint.sweep_files import sweep
 from state_backend.formats import paths, record_codec
 from state_backend.ports.storage import Storage
-from state_backend.values.errors import (
-    CairnError,
-    StateUnusable,
-    UsageError,
-)
+from state_backend.values.errors import CairnError, StateUnusable, UsageError
 from state_backend.values.handles import Handle
 from state_backend.values.intervals import Interval
 from state_backend.values.marks import Quarantine, Released

@@ -26,9 +26,7 @@ from state_backend.shard.changelog_store import ChangelogOptions
 from state_backend.shard.consolidation import Consolidation
 from state_backend.shard.file_cache import FileCache
 from state_backend.shard.restore import RestoredShard
-from state_backend.shard.snapshot import (
-    INLINE_RECORD_BYTES,
-)
+from state_backend.shard.snapshot import INLINE_RECORD_BYTES
 from state_backend.state.expiry import expire
 from state_backend.state.layout import prefix
 from state_backend.state.shard_state import ShardState

@@ -14,12 +14,7 @@ import pendulum
 import pytest
 from airflow.sdk import Asset, AssetAlias
 
-from cairn_operators import (
-    CommitCheckpointOperator,
-    ValidateStateOperator,
-    backfill_pipeline,
-    stateful_pipeline,
-)
+from cairn_operators import CommitCheckpointOperator, ValidateStateOperator, backfill_pipeline, stateful_pipeline
 from cairn_operators.airflow_versions import (
     AirflowException,
     AirflowFailException,
@@ -29,11 +24,7 @@ from cairn_operators.airflow_versions import (
 from cairn_operators.data_interval import is_due
 from state_backend.checkpoint import publish_output
 from state_backend.values import errors
-from state_backend.values.operation_parameters import (
-    RunRange,
-    TakeSavepoint,
-    Validate,
-)
+from state_backend.values.operation_parameters import RunRange, TakeSavepoint, Validate
 from state_backend.values.records import Permissions, RunRef
 from tests.support.operator_calls import (
     OF_CODE,

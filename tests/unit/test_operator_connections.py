@@ -21,22 +21,13 @@ from airflow.sdk.execution_time.task_runner import _serialize_rendered_fields
 from moto import mock_aws
 
 import cairn_operators
-from cairn_operators import (
-    driver_operator,
-)
-from cairn_operators.airflow_versions import (
-    AirflowFailException,
-    AirflowNotFoundException,
-)
+from cairn_operators import driver_operator
+from cairn_operators.airflow_versions import AirflowFailException, AirflowNotFoundException
 from cairn_operators.hidden_settings import hide_secrets
 from cairn_operators.spark_location import _texts, spark_location, spark_url
 from cairn_operators.storage_connection import as_storage_identity, storage_credentials
 from cairn_provider import get_provider_info
-from state_backend.values.operation_parameters import (
-    Call,
-    Validate,
-    from_json,
-)
+from state_backend.values.operation_parameters import Call, Validate, from_json
 from tests.support.airflow_names import DagSerialization, as_object, needs
 from tests.support.operator_calls import (
     OF_CODE,

@@ -22,12 +22,7 @@ import pendulum
 import pytest
 from airflow.sdk import DAG
 
-from cairn_operators import (
-    CommitCheckpointOperator,
-    RunIntervalsOperator,
-    restore_pipeline,
-    stateful_pipeline,
-)
+from cairn_operators import CommitCheckpointOperator, RunIntervalsOperator, restore_pipeline, stateful_pipeline
 from cairn_operators.airflow_versions import (
     TIMETABLES,
     AirflowException,
@@ -43,12 +38,7 @@ from cairn_operators.failures import exit_failure, failure
 from cairn_operators.pipeline_source import pipeline_name_of
 from dags.weather import weather
 from state_backend.values.intervals import format_instant
-from state_backend.values.operation_parameters import (
-    Call,
-    ProcessInterval,
-    Validate,
-    from_json,
-)
+from state_backend.values.operation_parameters import Call, ProcessInterval, Validate, from_json
 from state_backend.values.records import Permissions, RunRef
 from state_backend.values.schedule import Cron
 from tests.support.airflow_schedule import timetable
