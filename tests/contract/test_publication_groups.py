@@ -19,7 +19,7 @@ from typer.testing import CliRunner, Result
 from cairn import Pipeline, group_marker, output_files, sinks
 from cairn.command.cli import app
 from cairn.data_sources.keyed_output import KeyedOutput
-from cairn.operations.publish_group import publish_group
+from cairn.operations.publish_group import _one_database, publish_group
 from state_backend.inspection.publication_group import Output, group_of
 from state_backend.values.errors import SinkFailed, StorageUnavailable
 from state_backend.values.inputs import Edge
@@ -145,6 +145,13 @@ def test_a_publication_that_dies_anywhere_is_completed_by_the_next(
         old, at = shown(), at + (1 if ALL or at < 0 else 5)
         assert old == [world.ran[name, 1][1] for name in CHAIN]
     assert changes == ({0, 3} if kind == "postgres" else {0, 1, 2, 3}), "PostgreSQL changes all in one transaction"
+
+
+def test_one_transaction_covers_the_tables_of_one_database_only() -> None:
+    one, same, other = (sinks.postgres(f"t{n}", lambda at=at: f"host={at}") for n, at in enumerate("aab"))
+    for tables, joint in (([], None), ([one], one), ([one, same], one), ([one, other], None), ([one, print], None)):
+        world = GroupWorld(CHAIN, sinks=dict(zip(CHAIN, tables, strict=False)))
+        assert _one_database([world.load(f"x:{name}") for name in world.sinks]) is joint
 
 
 @pytest.mark.parametrize("corrected", [1, 2, 3])

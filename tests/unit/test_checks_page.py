@@ -58,7 +58,7 @@ def test_values_are_escaped() -> None:
         failing=FailingRows(number=1, keys=(HOSTILE,), not_stored=HOSTILE),
     )
     html = page(hostile, pipeline=HOSTILE, what=HOSTILE, interval=HOSTILE, mode=HOSTILE, links={HOSTILE: HOSTILE})
-    assert "<script" not in html and HOSTILE not in html
+    assert "<script" not in html and HOSTILE not in html and "0 more" not in html
     assert html.count("&lt;script&gt;alert(&quot;x&quot;)&lt;/script&gt; &amp; &#x27;&quot;") >= 12
 
 

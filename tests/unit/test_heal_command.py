@@ -8,7 +8,7 @@ import time
 import urllib.parse
 from collections.abc import Mapping
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 from cairn.command import airflow_rest, heal
 from cairn.command.airflow_rest import AirflowRest, RestError
 from cairn.command.cli import app
+from cairn.command.heal_in_airflow import InAirflow
 from cairn.command.repair_command import ran_here
 from cairn.command.terminal import Terminal
 from state_backend.adapters.open_storage import open_storage
@@ -221,6 +222,16 @@ def test_a_backfill_that_has_ended_meanwhile_is_no_error(airflow: FakeAirflow) -
     # Its run was at work when Airflow was asked for the schedule, and is not forgotten now that it has ended.
     ran = [line for line in done.stdout.splitlines() if "done, " in line]
     assert [line[:12] for line in ran] == [f"[2024-01-{n:02}T" for n in (2, 3, 4)]
+
+
+def test_an_interval_of_a_run_made_by_hand_is_none_of_the_schedule(airflow: FakeAirflow) -> None:
+    place = InAirflow(AirflowRest("http://a"), PIPELINE, airflow.folder.storage, day(4).start, print)
+    noon = dict.fromkeys(("data_interval_start", "logical_date"), "2024-01-03T12:00:00+00:00")
+    for state in ("running", "success"):
+        airflow.ended(9, state)
+        airflow.runs[9] |= {"run_type": "manual", **noon}
+        planned, _ = place.plan(datetime.now(UTC), fresh=False)
+    assert [one.interval for one in planned.to_run] == [day(2), day(3), day(4)]
 
 
 @pytest.mark.parametrize(

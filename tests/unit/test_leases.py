@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -151,6 +152,22 @@ def test_one_that_nobody_renews_ends_by_the_clock_of_the_storage() -> None:
     give_back(made.storage, lease)
 
 
+def test_a_lease_is_given_back_once_its_renewal_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the renewal would warn about the lease that is gone."""
+    made, began, at_work = Clock(), threading.Event(), list[str]()
+    made.commit()
+
+    def renew(*_: object) -> bool:
+        began.set()
+        return not threading.Event().wait(0.1)
+
+    monkeypatch.setattr(leasing, "renew", renew)
+    monkeypatch.setattr(leasing, "give_back", lambda *_: at_work.extend(one.name for one in threading.enumerate()))
+    with holding(made.storage, 1, "a test", lasts=timedelta(0)):
+        assert began.wait(5)
+    assert at_work and "cairn-lease" not in at_work
+
+
 def test_who_may_not_write_reads_without_one(caplog: pytest.LogCaptureFixture) -> None:
     made = Clock()
     made.commit()
@@ -288,7 +305,7 @@ def test_a_query_that_asks_for_a_lease_gets_one_or_is_refused(tmp_path: Path, mo
     pipeline = RealPipeline(tmp_path)
     pipeline.run(1, "a1", {"a": 1})
     options = {"path": str(tmp_path / PIPELINE), "state": "value", "hold": "2h"}
-    KeyedState(options).schema()
+    assert [field.name for field in KeyedState(options).schema() if field.nullable] == ["expires_at"]
     (lease,) = pipeline.storage.list(paths.LEASES)
     assert paths.leased_id(lease.path) == (1, 7200)
     monkeypatch.setattr("cairn.data_sources.keyed_state.take_lease", lambda *args: None)

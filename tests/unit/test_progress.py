@@ -9,9 +9,11 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,6 +25,7 @@ from cairn.command.cli import app
 from cairn.command.exit_codes import exit_codes
 from cairn.command.printing import style_of
 from cairn.command.progress import progress
+from cairn.spark import task_progress
 from cairn.spark_versions import ctrl_c_kept
 from tests.support.checkpoints import PIPELINE
 from tests.support.real_shards import RealPipeline
@@ -140,6 +143,21 @@ def test_ctrl_c_ends_a_call_of_spark_without_a_traceback_in_the_log(monkeypatch:
         exit_codes(command)()
     assert ended.value.exit_code == 130 and silenced == [logging.CRITICAL]
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_no_progress_is_told_after_the_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would draw the bar once more."""
+    monkeypatch.setattr(task_progress, "_POLL_S", 0)
+    began = threading.Event()
+
+    def stages() -> list[int]:
+        began.set()
+        return [n for n in (1,) if threading.Event().wait(0.1)]
+
+    sparked = SimpleNamespace(statusTracker=lambda: SimpleNamespace(getActiveStageIds=stages))
+    with task_progress.task_progress(SimpleNamespace(sparkContext=sparked), lambda *_: None):
+        assert began.wait(5)
+    assert "cairn-tasks" not in {one.name for one in threading.enumerate()}
 
 
 def test_a_block_that_counted_nothing_adds_no_note() -> None:

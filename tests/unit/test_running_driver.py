@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from cairn.driver.driver_host import _Host
 from local_stack.owned_process import OwnedProcesses
 from local_stack.running_driver import RunningDriver
 from state_backend.values.operation_parameters import ProcessInterval, to_json
@@ -76,3 +78,18 @@ def test_a_fork_with_a_title_belongs_to_its_parents_owner_who_ends_both(tmp_path
             other.kill()
             owned.stop(grace_s=0)
     assert (parent.returncode, RunningDriver.of(fork)) == (-signal.SIGKILL, None)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="warm drivers need Linux")
+def test_a_host_that_retires_lets_nobody_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # A socket's path has at most 107 characters.
+    host = _Host("host.sock", os.getpid(), None)
+    listener = host._listener  # As `serve` keeps it until the next event.
+    with socket.socket(socket.AF_UNIX) as client:
+        client.settimeout(1)
+        client.connect("host.sock")
+        host._retire()
+        with pytest.raises(ConnectionResetError):
+            client.recv(1)
+        assert listener is not None and not [*tmp_path.iterdir()]
+        host._leave(client)

@@ -228,6 +228,13 @@ def test_an_installed_processor_counts_by_its_package_and_workers_must_have_it(f
     assert "UsageError: the module bought differs between the worker " in missing and ": missing (" in missing
 
 
+def test_an_installed_module_stays_between_tasks(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shipping, "_LOADED", {})
+    task = ship_processor(new("bought.processors", "Bought"), "p")
+    shipping._forget({"bought"})  # As in a worker.
+    assert task._load() is task._load()
+
+
 def forget_distributions() -> None:
     """As a new driver, which reads once what is installed."""
     for cached in ("distribution_of", "_infos", "_contents", "_installed_at"):
