@@ -48,15 +48,9 @@ def test_each_check_is_a_row_and_failed_ones_come_first() -> None:
 
 
 def test_values_are_escaped() -> None:
-    hostile = Check(
-        table=HOSTILE,
-        what=HOSTILE,
-        column=HOSTILE,
-        expected=HOSTILE,
-        observed=HOSTILE,
-        success=False,
-        failing=FailingRows(number=1, keys=(HOSTILE,), not_stored=HOSTILE),
-    )
+    texts: dict[str, Any] = dict.fromkeys(("table", "what", "column", "expected", "observed"), HOSTILE)
+    failing = FailingRows(number=1, keys=(HOSTILE,), not_stored=HOSTILE)
+    hostile = Check(success=False, failing=failing, **texts)
     html = page(hostile, pipeline=HOSTILE, what=HOSTILE, interval=HOSTILE, mode=HOSTILE, links={HOSTILE: HOSTILE})
     assert "<script" not in html and HOSTILE not in html and "0 more" not in html
     assert html.count("&lt;script&gt;alert(&quot;x&quot;)&lt;/script&gt; &amp; &#x27;&quot;") >= 12

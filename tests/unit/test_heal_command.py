@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import time
 import urllib.parse
@@ -12,6 +13,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 from typer.testing import CliRunner
@@ -65,12 +67,8 @@ class FakeAirflow:
         path, _, query = path.partition("?")
         asked = urllib.parse.parse_qs(query)
         if path.endswith("/details"):
-            return {
-                "is_paused": self.paused,
-                "start_date": START.isoformat(),
-                "end_date": None,
-                "timezone": "Europe/Berlin",
-            }
+            dates = {"start_date": START.isoformat(), "end_date": None, "timezone": "Europe/Berlin"}
+            return {"is_paused": self.paused, **dates}
         if path.endswith("/dry_run"):
             first, last = (body or {})["from_date"], (body or {})["to_date"]
             self.last = last
@@ -119,11 +117,15 @@ def folder() -> Folder:
 @pytest.fixture
 def airflow(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> FakeAirflow:
     fake = FakeAirflow(folder)
-    monkeypatch.setattr(AirflowRest, "call_once", lambda _, *call: fake.call_once(*call))
+    answer(monkeypatch, lambda _, *call: fake.call_once(*call))
+    return fake
+
+
+def answer(monkeypatch: pytest.MonkeyPatch, call_once: Any) -> None:
+    monkeypatch.setattr(AirflowRest, "call_once", call_once)
     monkeypatch.setattr(AirflowRest, "_missing", lambda *_: [])
     for module in (airflow_rest, heal):
         monkeypatch.setattr(module.time, "sleep", lambda _: None)
-    return fake
 
 
 def type_heal(*more: str) -> Any:
@@ -167,17 +169,12 @@ def test_a_day_is_a_day_in_the_zone_of_the_schedule_else_of_airflow(
 
 def test_without_airflow_a_day_is_one_in_the_zone_of_the_pipelines_schedule() -> None:
     storage, terminal = open_storage("memory://heal/berlin_spring"), Terminal("", silent=True)
+    code: dict[str, Any] = {"code": "tests.support.calendars:BERLIN_SPRING", "pipeline": "berlin_spring"}
     for every, last in (
         (None, "2024-03-29T22:59:59.999000+00:00"),
         (timedelta(days=1), "2024-03-29T23:59:59.999000+00:00"),
     ):
-        asked = Heal(
-            root="memory://heal",
-            code="tests.support.calendars:BERLIN_SPRING",
-            pipeline="berlin_spring",
-            last="2024-03-29",
-            every=every,
-        )
+        asked = Heal(root=ROOT, last="2024-03-29", every=every, **code)
         assert heal._Here(asked, storage, terminal, print).last.isoformat() == last
 
 
@@ -246,10 +243,7 @@ def test_an_interval_of_a_run_made_by_hand_is_none_of_the_schedule(airflow: Fake
 def test_what_airflow_refuses_is_explained(
     monkeypatch: pytest.MonkeyPatch, error: Exception, code: int, text: str
 ) -> None:
-    def refuse(*_: Any) -> Any:
-        raise error
-
-    monkeypatch.setattr(AirflowRest, "call_once", refuse)
+    monkeypatch.setattr(AirflowRest, "call_once", mock.Mock(side_effect=error))
     result = type_heal()
     assert result.exit_code == code and text in result.stderr
 
@@ -339,10 +333,7 @@ def test_without_airflow_each_commit_is_told_at_once_and_ctrl_c_counts_them(monk
 
 def test_ctrl_c_prints_the_command_that_continues(airflow: FakeAirflow, monkeypatch: pytest.MonkeyPatch) -> None:
     airflow.ended(2, "running")
-
-    def stop(_: float) -> None:
-        raise KeyboardInterrupt
-
+    stop = mock.Mock(side_effect=KeyboardInterrupt)
     # Not `time.sleep` itself: a thread of another test may sleep too.
     monkeypatch.setattr(heal, "time", SimpleNamespace(**{**vars(time), "sleep": stop}))
     result = type_heal()
@@ -389,16 +380,10 @@ def test_pipelines_that_do_not_depend_on_each_other_heal_at_the_same_time(
     dags = {name: SlowAirflow(world, name, told) for name in world.edges}
 
     def call_once(_: object, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
-        (name,) = {
-            *path.replace("?", "/").replace("=", "/").replace("&", "/").split("/"),
-            (body or {}).get("dag_id"),
-        } & {*dags}
+        (name,) = {*re.split("[?=&/]", path), (body or {}).get("dag_id")} & {*dags}
         return dags[name].call_once(method, path, body)
 
-    monkeypatch.setattr(AirflowRest, "call_once", call_once)
-    monkeypatch.setattr(AirflowRest, "_missing", lambda *_: [])
-    for module in (airflow_rest, heal):
-        monkeypatch.setattr(module.time, "sleep", lambda _: None)
+    answer(monkeypatch, call_once)
     where = ["--root", world.root, "--pipeline", "mail", "--to", "2024-01-02", "--chain"]
     done = CliRunner().invoke(app, ["heal", *where])
     assert done.exit_code == 0, done.output

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from unittest import mock
 from uuid import UUID
 
 import pytest
@@ -36,7 +37,7 @@ from state_backend.values.errors import (
     StorageUnavailable,
     UsageError,
 )
-from state_backend.values.handles import FileInfo, Handle
+from state_backend.values.handles import FileInfo
 from state_backend.values.retention import KeepLast
 from tests.support.checkpoints import PIPELINE, Folder, day, sst
 from tests.support.faulty_storage import Fault, FaultyStorage
@@ -190,30 +191,26 @@ def test_who_may_not_write_reads_without_one(caplog: pytest.LogCaptureFixture) -
 def test_an_export_that_takes_longer_than_retention(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pipeline = RealPipeline(tmp_path / "root", policy=KeepLast(1))
     pipeline.run(1, "a1", {"a": 1, "b": 1})
-    source = StateSource.of_record(str(pipeline.root / PIPELINE), pipeline.coordinator.record(1))
     real: Callable[..., Any] = exporting._export_shard
 
-    def slow(source: StateSource, states: Any, to: str, shard: int) -> Any:
-        if shard == 1:
-            for n in (2, 3, 4):
-                pipeline.run(n, f"a{n}", {"a": n, "b": n})
-        return real(source, states, to, shard)
+    def source_of(newest: int, *later: int) -> StateSource:
+        """The newest checkpoint. An export of it is so slow that later days are committed meanwhile."""
 
-    monkeypatch.setattr(exporting, "_export_shard", slow)
+        def slow(source: StateSource, states: Any, to: str, shard: int) -> Any:
+            for n in later if shard == 1 else ():
+                pipeline.run(n, f"a{n}", {"a": n, "b": n})
+            return real(source, states, to, shard)
+
+        monkeypatch.setattr(exporting, "_export_shard", slow)
+        return StateSource.of_record(str(pipeline.root / PIPELINE), pipeline.coordinator.record(newest))
+
+    source = source_of(1, 2, 3, 4)
     assert sum(file["rows"] for file in export_state(source, str(tmp_path / "out"))["files"]) == 2
     assert pipeline.coordinator.clean_up().shrunk == (1,)
     monkeypatch.setattr(
         "cairn.operations.export_state.StateSource.held", lambda self, what: holding(pipeline.storage, 0, "")
     )
-    source = StateSource.of_record(str(pipeline.root / PIPELINE), pipeline.coordinator.record(4))
-
-    def slower(source: StateSource, states: Any, to: str, shard: int) -> Any:
-        if shard == 1:
-            for n in (5, 6):
-                pipeline.run(n, f"a{n}", {"a": n, "b": n})
-        return real(source, states, to, shard)
-
-    monkeypatch.setattr(exporting, "_export_shard", slower)
+    source = source_of(4, 5, 6)
     with pytest.raises(CheckpointDropped):
         export_state(source, str(tmp_path / "without"))
 
@@ -284,18 +281,12 @@ def test_no_clock_of_a_host_ends_a_lease(tmp_path: Path, monkeypatch: pytest.Mon
     assert abs(storage_now_ms(storage) - time.time() * 1000) < 60_000 and storage.stat(paths.CLOCK) is None
 
 
-class ReadOnly(MemoryStorage):
-    """A storage whose files nobody may write now."""
-
-    def create(self, path: str, data: bytes) -> Handle:
-        raise PermissionRefused(f"can't create {path!r}")
-
-
-def test_only_a_dry_run_takes_the_time_of_the_newest_file_for_now() -> None:
+def test_only_a_dry_run_takes_the_time_of_the_newest_file_for_now(monkeypatch: pytest.MonkeyPatch) -> None:
     """That time may be long past, and a sweep or a removal of trials must not go by it."""
-    storage = ReadOnly()
+    storage = MemoryStorage()
     for path in ("a", "b"):
-        MemoryStorage.create(storage, path, b"")
+        storage.create(path, b"")
+    monkeypatch.setattr(storage, "create", mock.Mock(side_effect=PermissionRefused("can't create")))
     assert storage_now_ms(storage, dry_run=True) == max(info.modified_ms for info in storage.list(""))
     with pytest.raises(PermissionRefused):
         storage_now_ms(storage)

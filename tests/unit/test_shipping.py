@@ -24,6 +24,7 @@ from functools import partial
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from pyspark import cloudpickle
@@ -141,33 +142,33 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
             del sys.modules[name]
 
 
-def new(module: str, name: str) -> Any:
-    """A class of a module that is imported anew, as another driver would."""
-    for loaded in [
-        m for m in sys.modules if m.partition(".")[0] in ("shop", "shopping", "spread", "bought", "sold", "sells")
-    ]:
+def unload() -> None:
+    users = ("shop", "shopping", "spread", "corp", "bought", "sold", "sells", "unpacked")
+    for loaded in [m for m in sys.modules if m.partition(".")[0] in users]:
         if loaded == "shop":
             sys.modules[loaded].SOCKET.close()
         del sys.modules[loaded]
     importlib.invalidate_caches()
+
+
+def new(module: str, name: str) -> Any:
+    """A class of a module that is imported anew, as another driver would."""
+    unload()
     return getattr(importlib.import_module(module), name)
+
+
+def python(argument: list[str], given: str, environment: dict[str, str]) -> str:
+    how: dict[str, Any] = {"cwd": ROOT.parent, "capture_output": True, "text": True}
+    ran = subprocess.run([sys.executable, *argument], input=given, env=environment, check=False, **how)
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout
 
 
 def in_worker(options: list[str], path: list[Path], root: Path | None = ROOT) -> list[Any]:
     """What one other process makes of the options, one after another. It has only ``path``."""
     environment = {k: v for k, v in os.environ.items() if k != "CAIRN_TEST_DRIVER"}
     environment["PYTHONPATH"] = os.pathsep.join(map(str, filter(None, [*path, root])))
-    ran = subprocess.run(
-        [sys.executable, "-c", _WORKER],
-        input="\n".join(options),
-        env=environment,
-        cwd=ROOT.parent,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stderr
-    return [json.loads(line) for line in ran.stdout.splitlines()]
+    return [json.loads(line) for line in python(["-c", _WORKER], "\n".join(options), environment).splitlines()]
 
 
 def test_modules_are_made_in_the_worker_from_what_the_driver_has(folder: Path) -> None:
@@ -246,11 +247,7 @@ def test_what_a_users_module_takes_from_an_installed_package_counts(folder: Path
     distribution says to have installed: each counted by name only, so that a retry took what the code before an upgrade had made."""
 
     def hashes() -> dict[str, str]:
-        for loaded in [
-            m for m in sys.modules if m.partition(".")[0] in ("sold", "sells", "corp", "bought", "unpacked")
-        ]:
-            del sys.modules[loaded]
-        importlib.invalidate_caches()
+        unload()
         forget_distributions()
         sells, sold = importlib.import_module("sells"), importlib.import_module("sold")
         forms = {
@@ -283,14 +280,10 @@ def test_workers_refuse_another_version_of_what_the_users_modules_import(folder:
     same_version = in_worker([shipped], [site])[0]
     shutil.move(site / "sold_goods-1.0.dist-info", site / "sold_goods-1.1.dist-info")
     (site / "sold_goods-1.1.dist-info/METADATA").write_text("Metadata-Version: 2.1\nName: sold-goods\nVersion: 1.1\n")
-    newer = in_worker([shipped], [site])[0]
+    newer, here = in_worker([shipped], [site])[0], f"worker {socket.gethostname()}"
     for told, version in ((same_version, "1.0"), (newer, "1.1")):
         assert "the package sold-goods, which differs" in told and f"the driver: {version} (" in told
-        assert (
-            f"worker {socket.gethostname()}" in told
-            and " on the worker, 1.0 (" in told
-            and "on the driver\nInstall" in told
-        )
+        assert here in told and " on the worker, 1.0 (" in told and "on the driver\nInstall" in told
 
 
 @pytest.mark.long("seconds", runs_in="ci")
@@ -304,9 +297,8 @@ def test_the_runtime_may_lie_in_a_zip(folder: Path) -> None:
             for package, root in (("cairn", ROOT / "jobs"), ("state_backend", ROOT)):
                 for module in (root / package).rglob("*.py"):
                     name = module.relative_to(root).as_posix()
-                    file.writestr(
-                        name, module.read_text() + (change if name == "cairn/operations/copy_output.py" else "")
-                    )
+                    more = change if name == "cairn/operations/copy_output.py" else ""
+                    file.writestr(name, module.read_text() + more)
         return in_worker([shipped], [folder / "runtime.zip", folder / "site-packages"], root=None)[0]
 
     assert told_by("") == "AttributeError: 'Bought' object has no attribute 'tell'"
@@ -320,12 +312,8 @@ def test_the_number_of_the_version_makes_no_other_runtime(monkeypatch: pytest.Mo
     for changed in ("", "values/_version.py", "values/release.py"):
 
         def sources(changed: str = changed) -> Iterator[tuple[str, str, bytes]]:
-            yield (
-                "values/_version.py",
-                "",
-                b"version = '0.2'" if changed == "values/_version.py" else b"version = '0.1'",
-            )
-            yield "values/release.py", "", b"RELEASE = 1" if changed == "values/release.py" else b"RELEASE = 0"
+            for name in ("values/_version.py", "values/release.py"):
+                yield name, "", b"RELEASE = 1" if name == changed else b"RELEASE = 0"
 
         monkeypatch.setattr(shipping, "runtime_sources", sources)
         found[changed] = shipping.runtime_version.__wrapped__()
@@ -340,11 +328,8 @@ def test_the_runtime_is_no_users_module() -> None:
     import cairn_operators  # noqa: F401 - a DAG's module has it
     import pipelines.aircraft  # noqa: F401
 
-    names = [
-        m.name
-        for m in find_user_code(["cairn.command.cli", "pipelines.aircraft", "cairn_operators", "pyspark.sql"]).modules
-    ]
-    assert names == ["pipelines", "pipelines.aircraft", "pipelines.land_flights"]
+    found = find_user_code(["cairn.command.cli", "pipelines.aircraft", "cairn_operators", "pyspark.sql"]).modules
+    assert [m.name for m in found] == ["pipelines", "pipelines.aircraft", "pipelines.land_flights"]
 
 
 # --- the forms --------------------------------------------------------------------------------------------------------------
@@ -387,16 +372,9 @@ def test_the_documented_forms() -> None:
     """Each line of the block in the docs makes a processor, in a worker too."""
     text = (Path(__file__).parents[2] / "docs" / "processors.md").read_text()
     block = text.partition("## Arguments and modules\n```python\n")[2].partition("```")[0]
-    names = {
-        "Sessions": Plain,
-        "gap": timedelta(hours=2),
-        "prices": {"a": 1},
-        "partial": partial,
-        "timedelta": timedelta,
-    }
     made = []
     for line in block.splitlines():
-        scope: dict[str, Any] = dict(names)
+        scope = {**globals(), "Sessions": Plain, "gap": timedelta(hours=2), "prices": {"a": 1}}
         exec(line, scope)
         made.append(ship_processor(scope["processor"], "p")())
     assert [(p.arguments, p.named) for p in made] == [
@@ -408,17 +386,10 @@ def test_the_documented_forms() -> None:
 
 def test_no_zip_is_read_anew_for_a_task(monkeypatch: pytest.MonkeyPatch) -> None:
     """Spark's own packages lie in zips on a worker's path; each of them kept its task 0.3 s from work."""
-    read: list[object] = []
-
-    class Archive(zipimport.zipimporter):
-        def __init__(self) -> None: ...
-
-        def invalidate_caches(self) -> None:
-            read.append(self)
-
-    monkeypatch.setitem(sys.path_importer_cache, "pyspark.zip", Archive())
+    archive = mock.Mock(zipimport.zipimporter)
+    monkeypatch.setitem(sys.path_importer_cache, "pyspark.zip", archive)
     import_as_shipped([])
-    assert not read
+    archive.invalidate_caches.assert_not_called()
 
 
 @pytest.mark.parametrize(
@@ -437,7 +408,7 @@ def test_what_makes_no_processor_is_named(form: Any, says: str) -> None:
 def test_what_is_no_processor_is_refused_at_once() -> None:
     good: Pipeline = counting()
     with pytest.raises(
-        UsageError, match=r"'counting': processor is a dict\nIt must be a StatefulProcessor's class, an instance"
+        UsageError, match=r"'counting': processor is a dict\nIt must be a StatefulProcessor's class, an"
     ):
         dataclasses.replace(good, processor={})  # type: ignore[arg-type]
     with code_of_one_call():
@@ -530,19 +501,8 @@ print(json.dumps([[code_hash(value, "p") for value in values] for values in same
 
 @pytest.mark.long("ten seconds: processes")
 def test_equal_values_have_equal_hashes_in_every_process() -> None:
-    def run(seed: str) -> Any:
-        ran = subprocess.run(
-            [sys.executable, "-"],
-            input=_VALUES,
-            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(ROOT)},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert ran.returncode == 0, ran.stderr
-        return json.loads(ran.stdout)
-
-    first, second = run("1"), run("2")
+    environments = ({**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(ROOT)} for seed in "12")
+    first, second = (json.loads(python(["-"], _VALUES, environment)) for environment in environments)
     assert first == second
     assert [n for n, hashes in enumerate(first) if len(set(hashes)) != 1] == []
     different = [hashes[0] for hashes in first]
@@ -580,18 +540,10 @@ VALUES = {{
 }}
 """
 _HASHES = {
-    "inner": "39e735ce8297",
-    "class": "bb9a7a8bff5a",
-    "lambda": "30ee5d620b23",
-    "outer lambda": "f1478f406b95",
-    "inner lambda": "3f0a38278ae2",
-    "wrapped": "cdbd5572a940",
-    "partial": "eb70474f1f19",
-    "path": "cfade882afc0",
-    "zone": "2837fc4e3ed5",
-    "bound": "b2e69050896d",
-    "schema": "c7173dce3d89",
-}
+    "inner": "39e735ce8297", "class": "bb9a7a8bff5a", "lambda": "30ee5d620b23", "outer lambda": "f1478f406b95",
+    "inner lambda": "3f0a38278ae2", "wrapped": "cdbd5572a940", "partial": "eb70474f1f19", "path": "cfade882afc0",
+    "zone": "2837fc4e3ed5", "bound": "b2e69050896d", "schema": "c7173dce3d89",
+}  # fmt: skip
 
 
 def _held_in(folder: Path, n: int, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
@@ -670,9 +622,7 @@ class Holder(Plain):
     ],
 )
 def test_what_has_no_lasting_value_is_named(form: Callable[[Any], Any], says: str) -> None:
-    with pytest.raises(
-        UsageError, match=rf"^pipeline 'p': {says}. Cairn can't send it .*\nGive the processor plain values"
-    ):
+    with pytest.raises(UsageError, match=rf"^pipeline 'p': {says}. Cairn can't send it .*\nGive the processor plain"):
         ship_processor(form(threading.Lock()), "p")
 
 

@@ -172,7 +172,7 @@ def _join(frames: list[pd.DataFrame]) -> pd.DataFrame:
     """Concatenate the frames of a key. If a column's integers have different dtypes, it becomes `Int64`."""
     if len(frames) == 1:
         return frames[0]
-    dtypes = [{frame.dtypes.iloc[at] for frame in frames} for at in range(frames[0].shape[1])]
+    dtypes = [{*kinds} for kinds in zip(*(frame.dtypes for frame in frames), strict=True)]
     # If int64 and float64 were concatenated, pandas would convert all integers to floats.
     mixed = [at for at, kinds in enumerate(dtypes) if len(kinds) > 1 and kinds & {np.dtype(np.int64), pd.Int64Dtype()}]
     for frame in frames if mixed else ():
