@@ -415,6 +415,7 @@ class _Range:
                 if decision.checkpoint in waiting:
                     # An earlier try committed this checkpoint and stopped before the sink accepted its output. Publish
                     # the output now: without a later commit in this range no other step would publish it.
+                    self.finishing.wait()
                     finish_commit(self.spark, self.pipeline, self._at, decision.checkpoint)
                 why = f"keeps checkpoint {decision.checkpoint}: {decision.why}"
                 record = self._record(decision.checkpoint) if decision.ours else None
