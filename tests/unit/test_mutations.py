@@ -399,14 +399,8 @@ def invented(store: RocksStore, rng: random.Random) -> None:
     names = (f"invented-{n}" for n in range(1000))
     name = next(n for n in names if key_group((n,), parse_struct(KEY_SCHEMA), MAX_PARALLELISM) in groups)
     group = key_group((name,), parse_struct(KEY_SCHEMA), MAX_PARALLELISM)
-    store.write(
-        [
-            (
-                layout.prefix(group, _IDS["value"]) + KEYS.encode((name,)),
-                row(struct(("n", "long"), ("s", "string")), 1, 1, "x"),
-            )
-        ]
-    )
+    stored_key = layout.prefix(group, _IDS["value"]) + KEYS.encode((name,))
+    store.write([(stored_key, row(struct(("n", "long"), ("s", "string")), 1, 1, "x"))])
 
 
 EMPTY = Segment(handle=None, data=b"", changes=0, content_bytes=0)
@@ -503,6 +497,7 @@ MUTATIONS = [
     Mutation("key that is none", False, stored(write(under(lambda key: key[:3] + b"\x05"), of("value")))),
     Mutation("stored key without a state", False, stored(write(under(lambda key: key[:2]), of("value")))),
     Mutation("entry of a state that is none", False, stored(write(under(lambda key: key[:2] + b"\x63" + key[3:]), of("value")))),
+    Mutation("stored key of a list that is none", False, stored(write(under(lambda key: key + b"\x07"), of("list")))),
 ]  # fmt: skip
 
 
