@@ -509,7 +509,7 @@ def healthy(tmp_path_factory: pytest.TempPathFactory) -> Checkpointed:
 
 
 @pytest.mark.parametrize(
-    "mutation", at_tier(fast=MUTATIONS[::12], ci=MUTATIONS[::3], all=MUTATIONS), ids=lambda m: m.name
+    "mutation", at_tier(fast=MUTATIONS[::12], ci=[*MUTATIONS[::3], MUTATIONS[-1]], all=MUTATIONS), ids=lambda m: m.name
 )
 def test_a_damaged_checkpoint_is_found(mutation: Mutation, healthy: Checkpointed, tmp_path: Path) -> None:
     """The untouched copy passes; each mutation changes bytes or content, and what must find it finds it."""
