@@ -30,7 +30,7 @@ import pytest
 from pyspark import cloudpickle
 
 from cairn.pipeline import Pipeline
-from cairn.shipping import distributions
+from cairn.shipping import distributions, user_modules
 from cairn.shipping import ship_processor as shipping
 from cairn.shipping.ship_processor import (
     code_hash,
@@ -234,6 +234,11 @@ def test_an_installed_module_stays_between_tasks(folder: Path, monkeypatch: pyte
     task = ship_processor(new("bought.processors", "Bought"), "p")
     shipping._forget({"bought"})  # As in a worker.
     assert task._load() is task._load()
+
+
+def test_a_folder_of_packages_is_known_by_the_build_of_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(user_modules, "_packages", lambda: {"/opt/python/lib"})
+    assert [user_modules._is_in_site(f"/opt/python/{file}") for file in ("lib/sold.py", "library.py")] == [True, False]
 
 
 def forget_distributions() -> None:
