@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import shutil
+import signal
 import sys
 from contextlib import closing
 from pathlib import Path
@@ -18,6 +19,7 @@ from typer.testing import CliRunner, Result
 from cairn.command.cli import app
 from cairn.command.replay import text_of_test
 from cairn.pipeline import Pipeline
+from cairn.replay.debug import Debugger
 from cairn.replay.replay_key import Replay, replay_key
 from cairn.testing import PipelineTester
 from state_backend.values.errors import UsageError
@@ -250,3 +252,9 @@ def test_quit_in_pdb_stops_the_replay(root: Path) -> None:
         terminal.type("q")
         assert terminal.end() == 130
         assert "Traceback" not in terminal.said
+
+
+def test_ctrl_c_ends_a_replay_that_pdb_let_go_on() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    Debugger()._pdb.onecmd("continue")
+    assert signal.getsignal(signal.SIGINT) is before
