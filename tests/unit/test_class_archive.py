@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from cairn.command import prepare_spark
 from cairn.spark.class_archive import archive_path, folder_for_new, install, jvm_options_in_use
 
 
@@ -28,6 +29,20 @@ def write_archive() -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.touch()
     return path
+
+
+def test_a_server_that_ends_has_the_time_to_write_its_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = """if True:
+        import pathlib, signal, sys, time
+        def end(*_): time.sleep(0.1), pathlib.Path("archive").touch(), sys.exit()
+        signal.signal(signal.SIGTERM, end), pathlib.Path("ready").touch(), signal.pause()"""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(prepare_spark, "server_command", lambda *_: [sys.executable, "-c", server])
+    monkeypatch.setattr(prepare_spark, "answers", lambda _: Path("ready").exists())
+    monkeypatch.setattr(
+        prepare_spark.subprocess, "run", lambda *_, **__: prepare_spark.subprocess.CompletedProcess([], 0)
+    )
+    prepare_spark._record(tmp_path / "archive", tmp_path)
 
 
 def test_another_java_has_another_archive(home: Path) -> None:
