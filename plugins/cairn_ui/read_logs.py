@@ -187,8 +187,7 @@ class Reader:
                 result = work()
             except BaseException as error:
                 problem = error
-            with self._lock:
-                del self._calls[(ref.key, what)]
+            del self._calls[(ref.key, what)]
             if problem is not None:
                 call.set_exception(problem)
             else:

@@ -450,7 +450,7 @@ def from_json(kind: type[Any], text: str) -> Any:
         return TypeAdapter(kind).validate_json(text)
     except ValidationError as error:
         lines = []
-        for wrong in error.errors(include_url=False):
+        for wrong in error.errors():
             field, why = ".".join(map(str, wrong["loc"])), f"{wrong['msg'][0].lower()}{wrong['msg'][1:]}"
             shown = field and (field if wrong["type"] == "missing" else f"{field} is {wrong['input']!r}")
             lines.append(f"{shown or 'the request'}: {why}")
