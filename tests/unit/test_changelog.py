@@ -238,6 +238,13 @@ def test_small_segments_gather_inline_and_go_to_one_file_together(shard: Shard) 
     assert {info.path for info in shard.storage.list("")} == {h.path for h in shard.base.handles}
 
 
+@pytest.mark.parametrize(("over", "files"), [(0, 0), (1, 1)])
+def test_a_segment_is_inline_up_to_the_budget(shard: Shard, over: int, files: int) -> None:
+    size_bytes = shard.interval({b"\x00\x00a": b"1"}).uploaded_bytes
+    shard.base = NOTHING
+    assert shard.interval({b"\x00\x00a": b"1"}, inline_budget_bytes=size_bytes - over).uploaded_files == files
+
+
 def test_an_inline_segment_counts_with_what_takes_it_over(shard: Shard) -> None:
     options = ChangelogOptions(max_bytes=100)
     shard.interval({b"\x00\x00a": bytes(60)})
@@ -290,9 +297,7 @@ def test_a_damaged_inline_segment_stops_the_restore(shard: Shard) -> None:
     (inline,) = shard.base.segments
     damaged = replace(inline, data=(inline.data or b"")[:-1] + b"\x00")
     with pytest.raises(CorruptFile, match="segment 0 of shard 0"):
-        restore_shard(
-            ALL, [replace(shard.base, segments=(damaged,))], shard.storage, shard.folder / "db", EngineOptions()
-        )
+        shard.content(replace(shard.base, segments=(damaged,)))
 
 
 def block(kind: int, pairs: int, raw: bytes) -> bytes:
@@ -321,7 +326,5 @@ def test_a_file_that_is_no_manifest_is_refused(blocks: bytes, says: str) -> None
 
 def test_an_entry_that_no_segment_can_hold_says_what_to_do(monkeypatch: pytest.MonkeyPatch, shard: Shard) -> None:
     monkeypatch.setattr(changelog, "_MOST_BLOCK_BYTES", 1000)
-    with pytest.raises(
-        UsageError, match=r"too large for changelog mode.*store less under one key, or use checkpoint mode inc"
-    ):
+    with pytest.raises(UsageError, match=r"too large for changelog mode.*under one key, or use checkpoint mode inc"):
         shard.interval({b"\x00\x00a": b"1" * 2000})
