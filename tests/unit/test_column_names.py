@@ -14,7 +14,7 @@ from cairn import sinks
 from cairn.aggregates import Count, Last, RunningAggregate, Sum
 from cairn.operations.intervals.plan_interval import _check_sink
 from cairn.pipeline import Interval, Pipeline
-from cairn.processors import TopN, union_by_kind
+from cairn.processors import Latest, TopN, union_by_kind
 from cairn.rows.column_names import ColumnNames, check_spelling, plain_name, remove_quotes
 from state_backend.values.errors import SourceError, UsageError
 
@@ -103,13 +103,16 @@ def test_a_setting_names_its_column_in_any_case() -> None:
     class Top(TopN):
         n, order = 1, ("SEQ desc", "at")
 
+    class Newest(Latest):
+        version = "SEQ"
+
     class Total(RunningAggregate):
         total, rows, last = Sum("v"), Count(), Last("V", ignore_nulls=True)
 
-    top, total = Top(), Total()
-    for processor in (top, total):
+    top, total, newest = Top(), Total(), Newest()
+    for processor in (top, total, newest):
         processor._spell_columns(["Seq", "at", "V"])
-    assert (top.order, Top.order) == (("Seq desc", "at"), ("SEQ desc", "at"))
+    assert (top.order, Top.order, newest.version) == (("Seq desc", "at"), ("SEQ desc", "at"), "Seq")
     assert [str(a) for a in total.declared_aggregates.values()] == ["Sum('V')", "Count()", "Last('V')"]
     top._spell_columns(["Seq", "SEQ"])
     assert top.order == ("Seq desc", "at")
@@ -147,9 +150,7 @@ def test_a_plain_column_stands_for_its_name(column: Any, name: str) -> None:
 )
 def test_an_expression_is_no_key(column: Any) -> None:
     """Nor does Spark take them in transformWithState."""
-    with pytest.raises(
-        UsageError, match=r"pipeline 'p': key: .* is not a plain column of the input\nAdd the expression"
-    ):
+    with pytest.raises(UsageError, match=r"'p': key: .* is not a plain column of the input\nAdd the expression"):
         Pipeline(name="p", start=START, source=lambda *_: None, key=[column], processor=object, output_schema="a int")  # type: ignore[arg-type, return-value]
 
 
@@ -182,7 +183,5 @@ def test_an_interval_of_naive_datetimes_is_refused() -> None:
 
 
 def test_an_instant_has_whole_milliseconds() -> None:
-    with pytest.raises(
-        UsageError, match=r"2024-01-01T00:00:00.000005\+00:00 is not a whole millisecond; leave out its last"
-    ):
+    with pytest.raises(UsageError, match=r"00:00:00.000005\+00:00 is not a whole millisecond; leave out its last"):
         Interval(START, START + timedelta(microseconds=5)).end_ms  # noqa: B018
