@@ -28,10 +28,11 @@ def test_patience_ends_only_without_progress(progress_at_s: list[int], gives_up_
     assert next(seconds) == gives_up_at_s
 
 
-def test_no_line_comes_after_the_block() -> None:
-    with ProgressLines() as lines:
-        pass
-    assert not lines._filler.is_alive()
+def test_lines_come_one_at_a_time_and_none_after_the_block() -> None:
+    held: list[bool] = []
+    with ProgressLines(write=lambda _: held.append(lines._lock.locked())) as lines:
+        lines.say("one")
+    assert (held, lines._filler.is_alive()) == ([True], False)
 
 
 def day(number: int, tries: int = 1, expectations: int | None = 9) -> DayResult:
