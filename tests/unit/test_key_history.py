@@ -20,6 +20,8 @@ from cairn.pipeline import Interval
 from cairn.testing import PipelineTester
 from state_backend.adapters.open_storage import open_storage
 from state_backend.checkpoint.rewind import fork, rewind
+from state_backend.formats import paths
+from state_backend.inspection import history_of_key
 from state_backend.inspection.describe import plain
 from state_backend.inspection.key_versions import KeyVersions
 from state_backend.values.records import RunRef
@@ -86,15 +88,11 @@ def test_a_timer_that_was_due_has_fired(root: Path) -> None:
     carl = steps(root, "carl")[-1]
     assert (carl["timers_fired"], carl["timers_deleted"]) == (["2024-01-04T00:00:00Z"], [])
     assert carl["output"] == [{"account": "carl", "kind": "idle", "balance": 1, "rows": 0}]
-    assert (
-        '    {"account": "carl", "kind": "idle", "balance": 1, "rows": 0}'
-        in history(root, "carl", "--all").stdout.splitlines()
-    )
+    row = '    {"account": "carl", "kind": "idle", "balance": 1, "rows": 0}'
+    assert row in history(root, "carl", "--all").stdout.splitlines()
 
 
 def test_key_groups_with_an_equal_digest_are_not_read(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from state_backend.inspection import history_of_key
-
     read: list[int] = []
     whole = history_of_key._Steps._entries_of
 
@@ -109,8 +107,6 @@ def test_key_groups_with_an_equal_digest_are_not_read(root: Path, monkeypatch: p
 
 
 def test_many_checkpoints_are_read_part_by_part(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from state_backend.inspection import history_of_key
-
     wanted = {key: steps(root, key, "--all") for key in ("ann", "bob", "carl")}
     monkeypatch.setattr(history_of_key, "_AT_ONCE", 1)
     assert {key: steps(root, key, "--all") for key in wanted} == wanted
@@ -144,7 +140,7 @@ def rescaled(tester: PipelineTester) -> None:
 def quarantined(tester: PipelineTester) -> None:
     tester.run(DAYS[1], day(1))
     tester.run(DAYS[2], day(2))
-    Coordinator(open_storage(f"{tester.root}/accounts"), "accounts").quarantine(2, "by hand")
+    coordinator_of(tester).quarantine(2, "by hand")
 
 
 def coordinator_of(tester: PipelineTester, name: str = "accounts") -> Coordinator:
@@ -312,6 +308,12 @@ def test_nothing_is_written_below_the_root_or_to_a_log(root: Path, caplog: pytes
 
 def test_a_pipeline_without_checkpoints_is_refused(tmp_path: Path) -> None:
     assert "no pipeline at" in history(tmp_path, "ann").stderr
+
+
+def test_a_damaged_record_is_named(tmp_path: Path) -> None:
+    rerun(on_disk(tmp_path))
+    (tmp_path / "accounts" / paths.record(1)).write_bytes(b"{}")
+    assert f"{paths.record(1)}: " in history(tmp_path, "ann").stderr
 
 
 INSTANT, WALL = datetime(2024, 7, 1, 0, 30, tzinfo=UTC), datetime(2024, 7, 1, 2, 30)
