@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Collection, Iterator, Mapping
 from datetime import datetime
 from itertools import islice
@@ -186,7 +185,6 @@ class Reasons:
     """A cache of the reasons why tries failed. Several threads may use it at once."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
         self._known: dict[tuple[str, str, TaskTry], str] = {}
 
     def reason(self, dag_id: str, run_id: str, one: TaskTry) -> str | None:
@@ -196,10 +194,9 @@ class Reasons:
             return known
         found = _reason(dag_id, run_id, one)
         if found is not None:  # None is not cached: some workers upload the log only at the end of the task.
-            with self._lock:
-                if len(self._known) >= 1000:
-                    self._known.clear()
-                self._known[key] = found
+            if len(self._known) >= 1000:
+                self._known.clear()
+            self._known[key] = found
         return found
 
 
