@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from pyspark.sql import functions as F
 
 from cairn.operations.intervals.run_interval import run_interval
 from cairn.operations.savepoints.streaming import continue_from_savepoint, from_streaming_checkpoint, initial_state_of
@@ -20,7 +21,7 @@ from state_backend.adapters.open_storage import join_url
 from state_backend.values.errors import SourceError, StateSchemaError, UsageError
 from state_backend.values.intervals import from_ms
 from state_backend.values.records import Record
-from tests.support.both_engines import NAME, Both, pipeline_of, read_rows, read_states
+from tests.support.both_engines import NAME, Both, by_entry, comparable, pipeline_of, read_rows, read_states
 from tests.support.coordinator import coordinator_of
 from tests.support.differential_processors import (
     KEY,
@@ -155,6 +156,10 @@ def test_a_pipeline_goes_on_where_a_query_is(
         assert validate_checkpoint(spark, pipeline, str(root), record).success
         assert record.content.time.watermark_ms == theirs.watermarks_ms[0] != before.watermarks_ms[-1]
         assert record.content.time.late_watermark_ms == before.watermarks_ms[-1]
+        initial = initial_state_of(spark, "latest", root=str(root), pipeline=NAME).agg(F.first("__state.l").alias("l"))
+        held = [[(comparable(v), None) for v in row.l] for row in initial.collect() if row.l]
+        assert sorted(held, key=repr) == sorted(by_entry(imported.states["l"], "list").values(), key=repr)
+        assert max(map(len, held)) > 1
 
     records = [run_interval(spark, pipeline, interval, str(root)) for interval in intervals[moved_after:]]
     both = Both(case=case, spark=theirs, cairn=outcome(case, root, records), records=records, root=root, files=files)
@@ -192,14 +197,8 @@ def test_a_query_goes_on_where_a_pipeline_is(spark: SparkSession, tmp_path: Path
     moved = replace(case, processor=processor, batches=batches[2:])
     initial = initial_state_of(spark, saved)
     ours = run_under_spark(spark, moved, rest, tmp_path / "moved", initial=initial)
-    both = Both(
-        case=case,
-        spark=replace(theirs, outputs=theirs.outputs[2:]),
-        cairn=ours,
-        records=records,
-        root=tmp_path,
-        files=rest,
-    )
+    theirs = replace(theirs, outputs=theirs.outputs[2:])
+    both = Both(case=case, spark=theirs, cairn=ours, records=records, root=tmp_path, files=rest)
     assert both.differences() == []
     assert {"v", "l", "m", "typed", "$timers"} <= {name for name, entries in ours.states.items() if entries}
     fired = [row for batch in ours.outputs for row in batch if row["call"] == "timer"]
