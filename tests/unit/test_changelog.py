@@ -259,8 +259,7 @@ def test_an_inline_segment_counts_with_what_takes_it_over(shard: Shard) -> None:
 
 def test_no_change_makes_no_segment(shard: Shard) -> None:
     """Of a shard that only counts as changed, as by a new layout."""
-    shard.interval({b"\x00\x00a": b"1"}, inline_budget_bytes=0)
-    before = shard.base
+    before = shard.interval({b"\x00\x00a": b"1"}, inline_budget_bytes=0).manifest
     made = shard.interval({})
     assert (made.manifest, made.uploaded_files, made.uploaded_bytes) == (before, 0, 0)
 
@@ -293,8 +292,7 @@ def test_a_checkpoint_of_files_drops_the_segments_and_holds_what_they_said(shard
 
 
 def test_a_damaged_inline_segment_stops_the_restore(shard: Shard) -> None:
-    shard.interval({b"\x00\x00a": b"1"})
-    (inline,) = shard.base.segments
+    (inline,) = shard.interval({b"\x00\x00a": b"1"}).manifest.segments
     damaged = replace(inline, data=(inline.data or b"")[:-1] + b"\x00")
     with pytest.raises(CorruptFile, match="segment 0 of shard 0"):
         shard.content(replace(shard.base, segments=(damaged,)))
