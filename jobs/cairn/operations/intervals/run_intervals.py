@@ -312,7 +312,8 @@ class _Aside:
         self._under_way: Future[Any] | None = None
 
     def begin(self, work: Callable[[], Any]) -> None:
-        """Start `work`. The caller has waited for the previous function, whose exception would be lost otherwise."""
+        """Wait until the previous function has ended, and raise an exception of it. Then start `work`."""
+        self.wait()
         self._under_way = self._pool.submit(work)
 
     def wait(self) -> Any:
