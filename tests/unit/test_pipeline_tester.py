@@ -619,18 +619,18 @@ def test_expectations_are_tried_on_each_kind_of_state() -> None:
             "count": [gxe.ExpectColumnValuesToBeBetween(column="rows", max_value=1)],
             "pages": [gxe.ExpectColumnValuesToBeInSet(column="user_key_n", value_set=[1, 3])],
             "all": [gxe.ExpectColumnValuesToBeBetween(column="pos", max_value=0)],
-            "$timers": [gxe.ExpectColumnValuesToBeInSet(column="key_user", value_set=["ann"])],
+            "$timers": [gxe.ExpectColumnValuesToBeBetween(column="expires_at", max_value=START + 2 * HOUR)],
         }
 
     tester = forgetting(
         expectations=rules, expectations_over_time=lambda: {"count": ChangeExpectations(no_row_lost=True)}
     )
     found = {finding.state: finding for finding in tester.validate()}
-    assert {state: (finding.column, finding.rows, finding.keys) for state, finding in found.items()} == {
-        "count": ("rows", 1, ('{"key_user":"ann"}',)),
-        "pages": ("user_key_n", 1, ('{"key_user":"ann","user_key_n":2}',)),
-        "all": ("pos", 1, ('{"key_user":"ann","pos":1}',)),
-        "$timers": ("key_user", 1, ('{"key_user":"bob","expires_at":"2024-01-01T03:00:00.000Z"}',)),
+    assert {state: (f.rows, f.column + f.observed.rpartition(" as")[2], *f.keys) for state, f in found.items()} == {
+        "count": (1, "rows 2", '{"key_user":"ann"}'),
+        "pages": (1, "user_key_n 2", '{"key_user":"ann","user_key_n":2}'),
+        "all": (1, "pos 1", '{"key_user":"ann","pos":1}'),
+        "$timers": (1, "expires_at 2024-01-01 03:00:00", '{"key_user":"bob","expires_at":"2024-01-01T03:00:00.000Z"}'),
     }
     assert str(found["count"]) == (
         "state 'count': expect_column_values_to_be_between rows: expected max_value=1.0; 1 of 2 rows fail, with values such as 2; keys: "
