@@ -111,10 +111,10 @@ def test_a_key_column_of_another_type_is_refused(tmp_path: Path) -> None:
         ("a.csv", "k,n\r\nann,1\r\n"),
         ("a.csv", "k,n\n\nann,1\n"),
         ("a.csv", "k,m\nann,1\n"),
+        ("a.csv", "k,n\n\udcfc,1\n"),  # an ü in Latin-1
         ("a.csv.gz", "k,n\nann,1\n"),
         ("a.json", '{"k": "ann", "n": 1.0}\n'),
         ("a.json", '{"k": 5}\n'),
-        ("a.json", '{"k": {"a": 1}}\n'),
         ("a.json", '{"K": "ann"}\n'),
         ("a.json", '{"k": "ann", "k": "bob"}\n'),
         ("a.json", "{'k': 'ann'}\n"),
@@ -125,7 +125,7 @@ def test_a_key_column_of_another_type_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_of_a_doubtful_text_file_spark_decides(tmp_path: Path, name: str, text: str) -> None:
-    (tmp_path / name).write_bytes(text.encode())
+    (tmp_path / name).write_bytes(text.encode(errors="surrogateescape"))
     reader = SESSION.read.schema("k string, n int").option("header", True)
     read = reader.csv if ".csv" in name else SESSION.read.schema("k string, n int").json
     with pytest.raises(NeedsSpark):
