@@ -240,6 +240,11 @@ def test_the_provider_lists_the_modules_of_all_operators() -> None:
     assert listed == sorted(made)
 
 
+def test_connection_types_that_sparks_provider_declares_are_not_declared_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cairn_provider.find_spec", lambda _: object())
+    assert get_provider_info()["connection-types"] == []
+
+
 def test_spark_without_connection_is_local(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(conn_id: str) -> None:
         raise AirflowNotFoundException(conn_id)
@@ -255,8 +260,6 @@ def test_spark_without_connection_is_local(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 SECRET = "s3cret-of-the-key"
-
-
 KEY = {"type": "service_account", "client_email": "me@project", "private_key": SECRET}
 
 
@@ -362,9 +365,8 @@ def test_the_keys_of_an_amazon_connection_are_in_a_private_file(monkeypatch: pyt
         assert SECRET not in str(environment) and "a-token" not in str(environment)
         file = Path(environment["AWS_CONFIG_FILE"])
         assert (file.stat().st_mode & 0o777, file.parent.stat().st_mode & 0o777) == (0o600, 0o700)
-        assert (
-            file.parent.parent.name == f"cairn-work-{os.geteuid()}"
-        )  # The next task deletes it if this one is killed.
+        # The next task deletes it if this one is killed.
+        assert file.parent.parent.name == f"cairn-work-{os.geteuid()}"
     assert not file.exists()
     with as_storage_identity("my_amazon"):
         session = boto3.session.Session()
@@ -435,8 +437,6 @@ GOOGLE_IS_UNUSABLE: list[tuple[dict[str, Any], str]] = [
     ({"key_secret_name": "x"}, "key_secret_name, which Cairn does not support. Give key_path or keyfile_dict"),
     ({"impersonation_chain": "x"}, "impersonation_chain"),
 ]
-
-
 NOT_OURS = {"verify": False, "use_ssl": True, "config_kwargs": {"a": 1}}
 
 
