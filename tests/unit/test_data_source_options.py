@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from cairn.data_sources.keyed_output import KeyedOutput
 from cairn.data_sources.keyed_state import KeyedState
 from state_backend.values.errors import UsageError
+from tests.support.savepoints import SmallPipeline
 
 WHERE = {"root": "memory://options", "pipeline": "p"}
 
@@ -29,14 +32,19 @@ WHERE = {"root": "memory://options", "pipeline": "p"}
     ],
 )
 def test_an_option_that_the_format_does_not_have_is_refused(
-    source: type[KeyedState] | type[KeyedOutput], given: dict[str, str], says: str
+    source: type[KeyedState | KeyedOutput], given: dict[str, str], says: str
 ) -> None:
     with pytest.raises(UsageError) as refused:
         source({**WHERE, **given}).schema()
     assert says in str(refused.value)
 
 
-@pytest.mark.parametrize("given", [{}, {"START": "2024-01-01T00:00Z", "late": "TRUE"}])
-def test_the_case_of_a_name_does_not_count(given: dict[str, str]) -> None:
+def test_the_case_of_a_name_does_not_count() -> None:
     with pytest.raises(Exception, match="has no committed output yet"):
-        KeyedOutput({**WHERE, **given}).schema()
+        KeyedOutput({**WHERE, "START": "2024-01-01T00:00Z", "late": "TRUE"}).schema()
+
+
+@pytest.mark.parametrize(("state", "may"), [("list", "expires_at"), ("map", "expires_at"), ("$check", "finding")])
+def test_one_column_of_a_state_s_table_may_be_null(tmp_path: Path, state: str, may: str) -> None:
+    schema = KeyedState({"path": SmallPipeline(tmp_path).url, "state": state}).schema()
+    assert [field.name for field in schema if field.nullable] == [may]
