@@ -402,12 +402,11 @@ def test_the_record_says_a_hash_and_not_the_key(root: Path) -> None:
     encoded = KeyCodec(parse_struct(newest(root).content.key_schema)).encode((SECRET,))
     assert is_key(key, encoded) and not is_key(key, encoded + b"x")
     assert key.key_hash == hashlib.sha256(bytes.fromhex(key.salt) + encoded).hexdigest()
-    listed = cairn(root, "checkpoints").stdout.splitlines()
+    shown = cairn(root, "checkpoints")
+    listed = shown.stdout.splitlines()
     assert [line.split()[4] for line in listed[1:3]] == ["forget", "interval"]
     assert "replaced by 6" in listed[2]
-    assert cairn(root, "status").exit_code == 0
-    shown = cairn(root, "checkpoints")
-    assert shown.exit_code == 0 and SECRET not in shown.stdout
+    assert cairn(root, "status").exit_code == 0 == shown.exit_code and SECRET not in shown.stdout
 
 
 @pytest.mark.parametrize(
@@ -428,6 +427,12 @@ def test_a_user_who_is_not_there_is_forgotten_too(root: Path) -> None:
     said = forget(root, key='{"user": "nobody"}')
     assert (said["entries"], said["output_files"]) == ({}, 0)
     assert newest(root).content.digest == coordinator(root).log().whole(5).content.digest
+
+
+def test_a_file_of_the_output_that_is_gone_is_named(root: Path) -> None:
+    min(root.glob(f"{NAME}/output/20240103*/*/*")).unlink()
+    done = cairn(root, "erase", KEY, "--yes", "--rewrite-output")
+    assert done.exit_code == 3 and "NotFound: can't download 'output/20240103" in done.stderr
 
 
 @pytest.mark.long("seconds", runs_in="ci")
@@ -684,9 +689,8 @@ def killed(production: Path, work: Path, at: int, when: Literal["before", "after
     state = newest(root).content
     committed = state.kind == "forget"
     assert cairn(root, "check").exit_code == 0, "what the dead process left is whole"
-    assert {i for i, _ in read_log(storage_of(root)).outputs_near(Interval(day(0).start, day(4).end))} == set(
-        map(day, range(5))
-    )
+    outputs = read_log(storage_of(root)).outputs_near(Interval(day(0).start, day(4).end))
+    assert {i for i, _ in outputs} == {*map(day, range(5))}
     forget_over(storage_of(root))
     log = read_log(storage_of(root))
     assert log.head_id == 6 and sorted(log.retained) == [1, 6]
