@@ -277,15 +277,15 @@ def test_a_full_or_read_only_disk_is_told_and_leaves_nothing(tmp_path: Path, mon
     assert list((tmp_path / ".tmp").iterdir()) == []
 
 
-@pytest.mark.parametrize("call", ["create", "replace", "copy"])
+@pytest.mark.parametrize(("call", "into"), [("create", "b/c"), ("copy", "b/c"), ("replace", "a"), ("room", "")])
 def test_a_file_is_synced_before_it_is_visible_and_its_folder_afterwards(
-    call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    call: str, into: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a power failure a file that is there is whole. Each new folder is synced into the one above, also the root."""
     root = tmp_path / "new/root"
     storage, other = LocalStorage(root), LocalStorage(tmp_path / "other")
     handle = other.create("file", b"2")
-    known = storage.create("a/file", b"1") and generation(storage, "a/file") if call == "replace" else 0
+    known = generation(storage, "a/file") if into != "b/c" and storage.create("a/file", b"1") else 0
     happened: list[Any] = []
 
     def noted(do: Callable[..., None], *given: Any, **more: Any) -> None:
@@ -297,17 +297,16 @@ def test_a_file_is_synced_before_it_is_visible_and_its_folder_afterwards(
         monkeypatch.setattr(os, name, partial(noted, getattr(os, name)))
     if call == "replace":
         storage.replace("a/file", b"2", generation=known)
+    elif call == "room":
+        storage.keep_room()
     else:
         storage.create("b/c/file", b"2") if call == "create" else storage.copy_from(other, handle, "b/c/file")
-    of = {
-        info.stat().st_ino: str(info.relative_to(tmp_path))
-        for info in (tmp_path, *tmp_path.rglob("*"))
-        if info.is_dir()
-    }
+    folders = [path for path in (tmp_path, *tmp_path.rglob("*")) if path.is_dir()]
+    of = {folder.stat().st_ino: str(folder.relative_to(tmp_path)) for folder in folders}
     order = [of.get(each, each) for each in happened]
     assert [each for each in order if each in ("file", "visible")] == ["file", "visible"]
-    assert order[order.index("visible") + 1 :] == [f"new/root/{'a' if call == 'replace' else 'b/c'}"]
-    if call != "replace":
+    assert order[order.index("visible") + 1 :] == ([f"new/root/{into}"] if into else [])
+    if into == "b/c":
         made = [each for each in order if each in (".", "new", "new/root/b")]
         assert made == [".", "new", "new/root/b"] and "new/root" in order
 
