@@ -596,8 +596,7 @@ def fires(made: PreviousCheckpointTrigger, then: Callable[[], object] = lambda: 
     async def go() -> str:
         waiting = asyncio.ensure_future(anext(made.run()))
         await asyncio.sleep(0.1)
-        if then is not None:
-            assert not waiting.done(), waiting
+        assert not waiting.done(), waiting
         then()
         event = await asyncio.wait_for(waiting, 10)
         return str(event.payload["why"])
@@ -732,8 +731,10 @@ def test_an_interval_of_which_only_the_output_is_left_is_looked_at_by_the_driver
 
 
 @pytest.mark.usefixtures("airflow_says", "folder")
-def test_fires_when_the_time_is_up() -> None:
+def test_fires_when_the_time_is_up_but_not_before_the_first_look(monkeypatch: pytest.MonkeyPatch) -> None:
     assert fires(trigger(seconds=0.5)) == "the longest wait is over"
+    monkeypatch.setattr(previous_checkpoint_trigger, "_FIRST_LOOK_S", 0.2)
+    assert fires(trigger(seconds=0)) == "the longest wait is over"
 
 
 @pytest.mark.usefixtures("airflow_says")
