@@ -50,10 +50,14 @@ def ref_of(name: str, root: Path, **more: Any) -> PipelineRef:
     return PipelineRef(name=name, root=f"file://{root}", **(who | more))
 
 
-@pytest.fixture(scope="module")
-def pages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def client_of(served: Any, who: str | None = "admin", **more: Any) -> Any:
     from starlette.testclient import TestClient
 
+    return TestClient(served, cookies={"_token": who} if who else None, **more)
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     from tests.support.shown_app import shown_app  # imports Airflow's API, which warns
 
     root = tmp_path_factory.mktemp("shown")
@@ -71,8 +75,8 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     storages["unowned"] = storages["secret"]
     with pytest.MonkeyPatch.context() as patch, shown_app(storages, refs, refused={"nils": "secret"}) as app:
         patch.setenv("CAIRN_DOCS", str(root / "docs"))
-        client = TestClient(app, cookies={"_token": "admin"})
-        client.keys = {ref.name: quote(ref.key) for ref in refs}  # type: ignore[attr-defined]
+        client = client_of(app)
+        client.keys = {ref.name: quote(ref.key) for ref in refs}
         yield client
 
 
@@ -182,8 +186,6 @@ REQUESTS = {
 
 @pytest.mark.long("seconds", runs_in="ci")
 def test_a_page_sends_no_more_requests_to_the_storage() -> None:
-    from starlette.testclient import TestClient
-
     from tests.support.shown_app import shown_app
 
     storage, ref = Counted(), PipelineRef(name="rides", root="memory://ui", dag_id="rides", code="m:X")
@@ -192,7 +194,7 @@ def test_a_page_sends_no_more_requests_to_the_storage() -> None:
     for path in REQUESTS:
         with shown_app({"rides": storage}, [ref], refused={}) as shown:  # type: ignore[dict-item]
             storage.calls = 0
-            assert TestClient(shown, cookies={"_token": "admin"}).get(f"{BASE}/p/{quote(ref.key)}/{path}").is_success
+            assert client_of(shown).get(f"{BASE}/p/{quote(ref.key)}/{path}").is_success
             sent[path] = storage.calls
     assert {path: sent[path] for path in sent if sent[path] > REQUESTS[path]} == {}
 
@@ -220,15 +222,13 @@ def test_a_hostile_name_is_text(pages: Any) -> None:
 
 
 def test_who_may_not_read_a_dag_does_not_see_its_pipeline(pages: Any) -> None:
-    from starlette.testclient import TestClient
-
     paths = [
         f"/p/{pages.keys['secret']}{view}"
         for view in ("/", "/history", "/lineage", "/trends", "/compare", "/checkpoint/1")
     ]
     for path in paths:
         assert pages.get(BASE + path).status_code == 200
-    nils = TestClient(pages.app, cookies={"_token": "nils"})
+    nils = client_of(pages.app, "nils")
     assert "secret" in text(pages.get(BASE + "/").text)
     shown = text(nils.get(BASE + "/").text)
     assert "rides" in shown and "secret" not in shown and "unowned" not in shown
@@ -239,10 +239,8 @@ def test_who_may_not_read_a_dag_does_not_see_its_pipeline(pages: Any) -> None:
 
 
 def test_nobody_gets_nothing(pages: Any) -> None:
-    from starlette.testclient import TestClient
-
     everything = [*(path.format_map(pages.keys) for path in VIEWS), "/p/x/docs/y"]
-    stranger, barred = TestClient(pages.app), TestClient(pages.app, cookies={"_token": "nobody"})
+    stranger, barred = client_of(pages.app, None), client_of(pages.app, "nobody")
     for path in everything:
         assert stranger.get(BASE + path).status_code == 401, path
         assert barred.get(BASE + path).status_code == 403, path
@@ -273,25 +271,21 @@ def test_what_is_not_there_is_said_with_the_next_step(pages: Any, path: str, sta
 
 
 def test_a_page_that_fails_says_so_and_tells_nothing_else(pages: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from starlette.testclient import TestClient
-
     from cairn_ui import pages_of_log
 
     def fail(*_: Any) -> None:
         raise ZeroDivisionError("a secret")
 
     monkeypatch.setattr(pages_of_log, "place", fail)
-    client = TestClient(pages.app, cookies={"_token": "admin"}, raise_server_exceptions=False)
+    client = client_of(pages.app, raise_server_exceptions=False)
     answer = client.get(f"{BASE}/p/{pages.keys['rides']}/lineage")
     assert answer.status_code == 500 and "The page failed" in text(answer.text) and "a secret" not in answer.text
 
 
 def test_who_may_not_read_logs_sees_no_reason_and_no_dag_of_others(pages: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from starlette.testclient import TestClient
-
     from cairn_ui.access import Rights
 
-    nils = TestClient(pages.app, cookies={"_token": "nils"})
+    nils = client_of(pages.app, "nils")
     shown = text(nils.get(f"{BASE}/p/{pages.keys['rides']}/").text)
     assert "DAG report" in shown and "secret" not in shown
     monkeypatch.setattr(Rights, "may_read_logs", lambda *_: False)
@@ -341,15 +335,13 @@ def test_the_page_with_all_checks_is_linked_and_served_as_it_is(
 
 
 def test_data_docs_follow_the_rights_on_the_dag(pages: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from starlette.testclient import TestClient
-
     monkeypatch.setenv("CAIRN_DOCS", str(tmp_path))
     page = tmp_path / "secret/validations/secret/<b>state/checkpoint 1 a_b/1/h.html"
     page.parent.mkdir(parents=True)
     page.write_text("<html><head></head><body>well</body></html>")
     (tmp_path / "secret" / "styles.css").write_text("<head>")
     path = "/cairn/docs/" + quote(page.relative_to(tmp_path).as_posix())
-    nils = TestClient(pages.app, cookies={"_token": "nils"})
+    nils = client_of(pages.app, "nils")
     assert "well" in pages.get(path).text and nils.get(path).status_code == 403
     assert "&lt;b&gt;state" in pages.get("/cairn/docs/").text and "secret" not in text(nils.get("/cairn/docs/").text)
     assert pages.get("/cairn/docs/secret/styles.css").text == "<head>"
@@ -361,8 +353,6 @@ def test_data_docs_of_a_name_without_a_pipeline_are_denied(
     pages: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a DAG that was deleted or is stale; a file beside the pipelines' folders; a pipeline whose name another DAG uses too."""
-    from starlette.testclient import TestClient
-
     from cairn_ui import shown_page
 
     monkeypatch.setenv("CAIRN_DOCS", str(tmp_path))
@@ -371,7 +361,7 @@ def test_data_docs_of_a_name_without_a_pipeline_are_denied(
         (tmp_path / name / path).parent.mkdir(parents=True)
         (tmp_path / name / path).write_text("<html><head></head><body>amounts of clients</body></html>")
     (tmp_path / "index.html").write_text("amounts of clients")
-    nils, vera = (TestClient(pages.app, cookies={"_token": name}) for name in ("nils", "vera"))
+    nils, vera = (client_of(pages.app, name) for name in ("nils", "vera"))
     for client in (pages, nils, vera):
         for hidden in (f"/cairn/docs/gone/{quote(path)}", "/cairn/docs/index.html"):
             answer = client.get(hidden)
@@ -427,9 +417,7 @@ def test_the_commands_that_a_page_prints_are_right(pages: Any) -> None:
 
 
 def test_links_stay_below_the_path_that_airflow_is_served_at(pages: Any) -> None:
-    from starlette.testclient import TestClient
-
-    proxied = TestClient(pages.app, cookies={"_token": "admin"}, root_path="/airflow")
+    proxied = client_of(pages.app, root_path="/airflow")
     for path in ("/", f"/p/{pages.keys['rides']}/history"):
         links = re.findall(r'(?:href|src)="([^"#][^"]*)"', proxied.get(f"/airflow{BASE}{path}").text)
         inner = [link for link in links if "/dags/" not in link]
@@ -467,6 +455,15 @@ def test_nothing_is_written(pages: Any) -> None:
         assert getattr(pages, method)(f"{BASE}/p/{pages.keys['rides']}/").status_code == 405
 
 
+def test_one_request_at_a_time_reads_the_dags(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a start, when all DAGs are read, each of many requests would hold all of them."""
+    from cairn_ui.airflow_database import DagsInDatabase
+
+    dags, waits = DagsInDatabase(), list[bool]()
+    monkeypatch.setattr(dags, "_read", lambda: waits.append(not dags._lock.acquire(blocking=False)))
+    assert (dags.pipelines(), waits) == ([], [True])
+
+
 def test_a_root_is_read_as_the_connection_of_its_dag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The key's file is gone when the first page is read."""
     from cairn_ui.airflow_database import open_folder
@@ -501,8 +498,6 @@ def test_the_age_on_the_list_is_that_of_the_checkpoint_beside_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Checkpoint 14 is newer and quarantined. The row shows checkpoint 13, so its age must be that of checkpoint 13 too."""
-    from starlette.testclient import TestClient
-
     from tests.support.shown_app import shown_app
 
     storage, now = LocalStorage(tmp_path / "rides"), time.time()
@@ -512,14 +507,12 @@ def test_the_age_on_the_list_is_that_of_the_checkpoint_beside_it(
         Reader, "written", lambda self, ref, log, ids: {n: round((now - ages_s[n]) * 1000) for n in ids}
     )
     with shown_app({"rides": storage}, [ref_of("rides", tmp_path)], refused={}) as shown:
-        said = text(TestClient(shown, cookies={"_token": "admin"}).get(f"{BASE}/").text)
+        said = text(client_of(shown).get(f"{BASE}/").text)
     assert re.search(r"\b13 .*\b3 d 2 h\b", said), said
 
 
 def test_the_list_draws_which_pipelines_read_which(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The page does not list `sold`."""
-    from starlette.testclient import TestClient
-
     from tests.support.shown_app import shown_app
 
     write_code(tmp_path, monkeypatch, "sales", "sold", "report", "mail")
@@ -539,7 +532,7 @@ def test_the_list_draws_which_pipelines_read_which(tmp_path: Path, monkeypatch: 
     refs = [ref_of(n, tmp_path / "root", dag_id=None, code=f"three:{n}") for n in ("report", "mail")]
     refs.append(ref_of("sales", tmp_path / "root"))
     with shown_app(storages, refs, refused={}) as shown:  # type: ignore[arg-type]
-        client = TestClient(shown, cookies={"_token": "admin"})
+        client = client_of(shown)
         html_ = client.get(f"{BASE}/").text
         page = client.get(f"{BASE}/p/{quote(refs[1].key)}/").text
     drawn = re.findall(r'class="pipeline (\w+)" data-node="(\w+)"', html_)
