@@ -10,7 +10,7 @@ import ast
 from state_backend.values.parse_source import parse_source
 from tests.tools.mass import FOLDERS, ROOT, mass
 
-MOST_METHODS, MOST_LINES_OF_A_MODULE, MOST_LINES_OF_TESTS = 25, 800, 82_366
+MOST_METHODS, MOST_LINES_OF_A_MODULE, MOST_LINES_OF_TESTS = 25, 800, 82_265
 
 # For each room, the most lines of its files, and the most tokens without comments and docstrings.
 BUDGETS = {
@@ -37,7 +37,7 @@ BUDGETS = {
     "jobs/pipelines": (961, 5_591),
     "plugins/cairn_operators": (5_175, 28_456),
     "plugins/cairn_provider": (89, 321),
-    "plugins/cairn_ui": (3_440, 24_969),
+    "plugins/cairn_ui": (3_436, 24_948),
     "state_backend": (5, 0),
     "state_backend/adapters": (3_967, 25_943),
     "state_backend/chains": (1_004, 8_874),
@@ -47,7 +47,7 @@ BUDGETS = {
     "state_backend/ports": (197, 378),
     "state_backend/shard": (1_595, 9_466),
     "state_backend/state": (3_106, 26_226),
-    "state_backend/values": (3_796, 14_049),
+    "state_backend/values": (3_796, 14_046),
 }
 
 
