@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from local_stack.demo import activity_of
 from local_stack.demo_report import DayResult, verdict_of
 from local_stack.patience import Patience
 from local_stack.progress_lines import ProgressLines
@@ -33,6 +34,10 @@ def test_lines_come_one_at_a_time_and_none_after_the_block() -> None:
     with ProgressLines(write=lambda _: held.append(lines._lock.locked())) as lines:
         lines.say("one")
     assert (held, lines._filler.is_alive()) == ([True], False)
+
+
+def test_a_running_task_is_named_before_one_that_waits() -> None:
+    assert activity_of([("day", "a", "success"), ("day", "b", "queued"), ("day", "c", "running")]) == "day: c runs"
 
 
 def day(number: int, tries: int = 1, expectations: int | None = 9) -> DayResult:

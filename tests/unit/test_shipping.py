@@ -609,6 +609,14 @@ def test_code_without_source_text_is_named_and_hashed_with_what_it_reads() -> No
     processor = partial(Plain, scope["made"])
     assert ship_processor(processor, "p").by_build[0] == "__main__.made has no source text"
 
+    def summed() -> int:
+        one = 1
+        return one + 1
+
+    hasher = ValueHasher()
+    hasher.digest(summed, "the processor")
+    assert not hasher.by_build
+
 
 class Holder(Plain):
     def __init__(self, **held: Any) -> None:

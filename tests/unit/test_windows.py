@@ -178,6 +178,9 @@ def test_a_session_ends_after_a_gap() -> None:
     ]
     assert spans(window.run().output, "n") == [("ann", "01:05", "01:15", 1)]
     assert window.state("sessions") == [] and window.timers() == []
+    window.run([("bob", 6, at(3, 55), 6.0)])
+    window.run([("bob", 7, at(4, 2), 7.0)])
+    assert len(window.timers()) == 1  # A session that grows moves its timer.
 
 
 def test_a_late_row_merges_two_sessions() -> None:
