@@ -63,8 +63,8 @@ def check_ended(context: Any, end: datetime) -> None:
     if ends > now + timedelta(minutes=1):
         raise AirflowException(
             f"this run's data interval ends at {ends.isoformat()}, but this host's clock says {now.isoformat(timespec='seconds')}, so its "
-            "input is not complete. Airflow tries again. A scheduled run begins so early only if the clock of Airflow's database is "
-            "ahead, or this host's clock is behind: correct it"
+            "input is not complete. Airflow tries again. A backfill up to today begins too early. A scheduled run begins too early "
+            "only if the clock of Airflow's database is ahead, or this host's clock is behind: correct the wrong clock"
         )
 
 

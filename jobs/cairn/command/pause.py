@@ -19,8 +19,9 @@ def pause(
     airflow: Airflow = Variable.AIRFLOW.default,
     as_json: Json = False,
 ) -> int:
-    """After Ctrl-C or an error the DAG stays paused. Unpause the DAG in Airflow, or with `cairn heal`, which also runs
-    the intervals that ended meanwhile. A run whose task `checkpoint` has not begun commits its result after that.
+    """After Ctrl-C, and if a task runs too long, the DAG stays paused. If intervals are missing afterwards, `cairn
+    heal` runs them and unpauses the DAG; otherwise unpause it in Airflow. A result that the task `checkpoint` has not
+    committed yet is committed after the DAG is unpaused.
     """
     paused = dag or pipeline
     say = (lambda text: None) if as_json else typer.echo

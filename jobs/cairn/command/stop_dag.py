@@ -114,9 +114,9 @@ def pause_dag(
     wait: Callable[[float], None] = time.sleep,
     monotonic: Callable[[], float] = time.monotonic,
 ) -> tuple[str, ...]:
-    """Pause a DAG, wait until no task is active, and return the ids of the runs that the caller must commit.
+    """Pause a DAG, wait until no task is active, and return the ids of the runs with an uncommitted result.
 
-    `left`: Words for the error after `timeout_s`, which say in what state the DAG is. `say`: Prints what is waited for.
+    `left`: Sentence of the error after `timeout_s` that says whether the DAG is paused. `say`: Prints the active tasks.
     """
     airflow.pause(dag_id, True)
     deadline_s, quiet, said = monotonic() + timeout_s, 0, ""
