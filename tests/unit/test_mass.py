@@ -17,7 +17,7 @@ BUDGETS = {
     "dags": (142, 551),
     "jobs/cairn": (2_609, 13_678),
     "jobs/cairn/aggregates": (1_074, 7_225),
-    "jobs/cairn/command": (4_741, 32_787),
+    "jobs/cairn/command": (4_743, 32_797),
     "jobs/cairn/data_sources": (569, 3_880),
     "jobs/cairn/driver": (739, 4_319),
     "jobs/cairn/operations": (953, 6_213),
