@@ -184,8 +184,8 @@ class Swept(AttemptLost):
     """A sweep declared this attempt dead after the attempt began, and may have deleted its files.
 
     What to do:
-        Clear the task `process` of the failed run, with its downstream tasks. If the task was still running when the
-        sweep began, give the sweep a larger `--min-age` (default: 3 days).
+        Clear the task `process` of the failed run, with its downstream tasks. If that task really ran for days, give
+        `cairn sweep` a `--min-age` above the task's longest duration (default: 3 days).
     """
 
 
