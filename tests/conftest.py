@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import logging
 import os
 import shutil
@@ -28,8 +29,11 @@ os.environ["TZ"] = "UTC"
 os.environ["AIRFLOW_HOME"] = tempfile.mkdtemp(prefix="cairn-airflow-")
 atexit.register(shutil.rmtree, os.environ["AIRFLOW_HOME"], ignore_errors=True)
 
-# Tests start hundreds of JVMs that live for seconds. Without the second compiler they take half of the CPU.
-os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1")
+# Tests start hundreds of JVMs that live for seconds. Without the second compiler they take half of the CPU, and without G1's threads 6 % less.
+os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+
+# The garbage collector would take a third of the CPU of the collection of tests, where nearly nothing becomes garbage.
+gc.disable()
 
 WITHOUT = pytest.StashKey[list[Site]]()
 # The errors that this process makes; those of xdist's workers come to the process that started them.
@@ -69,6 +73,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
     OF_WORKERS.extend(from_plain(getattr(node, "workeroutput", {}).get("errors_made", [])))
+
+
+def pytest_collection_finish() -> None:
+    """Leave modules and tests out of all later garbage collections."""
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_report_header() -> str | None:

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from pathlib import Path
 
 import pyspark
+import pytest
 
 from cairn import spark_versions
 from state_backend.values.parse_source import parse_source
 from tests.support.layout import REPOSITORY
 
 KNOWS = REPOSITORY / "jobs/cairn/spark_versions.py"
-PROGRAM = {
-    path: parse_source(path.read_text())
-    for folder in ("state_backend", "jobs", "plugins", "dags")
-    for path in (REPOSITORY / folder).rglob("*.py")
-    if path != KNOWS
-}
 PUBLIC = {
     *(
         "pyspark",
@@ -35,6 +31,16 @@ NOT_THEIRS = {
     *("_do_commit", "_requirements", "_updates"),
     *("_execution_engine", "_http", "_run_exitfuncs", "_value_"),
 }
+
+
+@pytest.fixture(scope="module")
+def program() -> dict[Path, ast.Module]:
+    return {
+        path: parse_source(path.read_text())
+        for folder in ("state_backend", "jobs", "plugins", "dags")
+        for path in (REPOSITORY / folder).rglob("*.py")
+        if path != KNOWS
+    }
 
 
 def own_names(trees: Iterator[ast.Module]) -> set[str]:
@@ -78,17 +84,15 @@ def private_uses(tree: ast.Module, own: set[str]) -> Iterator[str]:
                     yield name
 
 
-OWN = own_names(iter(PROGRAM.values()))
-
-
-def test_one_module_uses_what_is_private() -> None:
+def test_one_module_uses_what_is_private(program: dict[Path, ast.Module]) -> None:
+    own = own_names(iter(program.values()))
     found = {
         path.relative_to(REPOSITORY).as_posix(): used
-        for path, tree in PROGRAM.items()
-        if (used := sorted({*private_uses(tree, OWN)}))
+        for path, tree in program.items()
+        if (used := sorted({*private_uses(tree, own)}))
     }
     assert found == {}
-    assert len({*private_uses(parse_source(KNOWS.read_text()), OWN)}) > 20, "the one module itself is not seen"
+    assert len({*private_uses(parse_source(KNOWS.read_text()), own)}) > 20, "the one module itself is not seen"
 
 
 def test_versions_are_compared_as_numbers() -> None:
@@ -100,13 +104,13 @@ def test_versions_are_compared_as_numbers() -> None:
     )
 
 
-def test_the_table_is_used() -> None:
+def test_the_table_is_used(program: dict[Path, ast.Module]) -> None:
     """Each row that is not a type of columns has a question, and the module has no second one."""
     asked = {
         node.args[0].value
         # The plugins ask `airflow_versions`, and never PySpark.
         for tree in (
-            *(PROGRAM[path] for path in PROGRAM if "plugins" not in path.parts),
+            *(program[path] for path in program if "plugins" not in path.parts),
             parse_source(KNOWS.read_text()),
         )
         for node in ast.walk(tree)

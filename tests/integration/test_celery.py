@@ -22,6 +22,7 @@ import pytest
 
 from local_stack.owned_process import OwnedProcesses, python_path
 from local_stack.postgres_server import Postgres
+from local_stack.running_driver import RunningDriver, parent_of
 from state_backend.adapters.open_storage import open_storage
 from state_backend.checkpoint.sweep_files import sweep
 from tests.support.environments import environment_with
@@ -83,9 +84,9 @@ class Stack:
     def worker_of(self, day: HeldDay, number: int = 1) -> CeleryWorker:
         return self.workers[day.tries()[number - 1]["hostname"]]
 
-    def driver(self) -> int:
+    def driver(self) -> RunningDriver:
         (driver,) = [driver for worker in self.workers.values() for driver in running_drivers(worker.processes)]
-        return driver.pid
+        return driver
 
 
 @pytest.fixture(scope="module")
@@ -133,18 +134,15 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         airflow.processes.stop(grace_s=1)
 
 
-def parent_of(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
-
-
 @pytest.mark.parametrize("killed", ["task process", "supervisor"])
 def test_a_driver_ends_with_the_process_that_was_killed(stack: Stack, killed: str) -> None:
     """With the task process, the kernel ends the driver. The supervisor is a process of Celery's pool: the task sees that it is gone and
     stops its driver."""
     day, driver = stack.day(), stack.driver()
-    task = parent_of(driver)
-    os.kill(task if killed == "task process" else parent_of(task), signal.SIGKILL)
-    wait_until(lambda: not alive(driver), 20, "the driver is gone too")
+    supervisor = parent_of(driver.task)
+    assert supervisor is not None
+    os.kill(driver.task if killed == "task process" else supervisor, signal.SIGKILL)
+    wait_until(lambda: not alive(driver.pid), 20, "the driver is gone too")
     day.let_go()
     day.succeed()
     assert len(day.tries()) == 2

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 from cairn.command.cli import COMMANDS as ROWS
@@ -71,6 +72,7 @@ def run_printed(command: str, folder: Path, **variables: str) -> str:
     return done.stdout
 
 
+@cache
 def in_docs() -> dict[str, set[str]]:
     """Each command as it is printed, without prompt, comment and variables before it, with the pages that have it."""
     found: dict[str, set[str]] = {}
@@ -94,6 +96,7 @@ def commands_of(line: str) -> Iterator[str]:
             yield text.removeprefix(".venv/bin/").removeprefix("env/bin/")
 
 
+@cache
 def in_code() -> dict[str, set[str]]:
     """Each command with its options, … for what is filled in, and the files that print it."""
     found: dict[str, set[str]] = {}
