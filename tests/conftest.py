@@ -91,6 +91,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Leave out what the tier leaves out, and in `make test-all` what passed before on this commit."""
     tiers.choose_tests(config, items)
     shuffle_tests(items)
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        from tests.support.parallel import begin_with_airflow
+
+        begin_with_airflow(items)
 
 
 @pytest.hookimpl(tryfirst=True)

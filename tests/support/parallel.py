@@ -5,6 +5,7 @@ A worker would take an hour for each of a few files. Their tests are split by fu
 
 from __future__ import annotations
 
+import pytest
 from xdist.scheduler import LoadFileScheduling
 
 SPLIT = (
@@ -27,6 +28,11 @@ class ByFile(LoadFileScheduling):  # type: ignore[misc]
 
     def _split_scope(self, nodeid: str) -> str:
         return group_of(nodeid)
+
+
+def begin_with_airflow(items: list[pytest.Item]) -> None:
+    """Move the tests of the shared Airflow to the front. They take longest and mostly wait, so other workers use the cores meanwhile."""
+    items.sort(key=lambda item: group_of(item.nodeid) != ON_ONE_AIRFLOW[0])
 
 
 def group_of(nodeid: str) -> str:

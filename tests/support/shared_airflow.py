@@ -154,6 +154,8 @@ def shared_airflow(
         "CAIRN_TALLY_AZURE": ON_AZURE if azurite else "",
         "AIRFLOW_CONN_AZURITE": json.dumps({"conn_type": "wasb", "extra": {"connection_string": azurite}}),
         VARIABLE: "",
+        # The scheduler's loop would take a tenth of a core for as long as the tests run.
+        "AIRFLOW__SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME": "0.5",
         "PYTHONPATH": python_path(ROOT, ROOT / "plugins", data / "plugins", data / "corrected" / "modules"),
     }
     own = "killed aircraft_restore aircraft_range tally tally_deleted tally_shown tally_whole tally_halves tally_alarms created_0"
