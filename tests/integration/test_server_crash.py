@@ -25,7 +25,7 @@ def test_a_few_faults_of_every_kind(kind: str, tmp_path: Path) -> None:
     """S7, S8, S13, F54: one fault is made good; a server that is gone leaves the old state or the new one, and the next try ends
     where an undisturbed one would."""
     store = STORES[kind]
-    with store.server() as server:
+    with store.running() as server:
         figures = play(store, server, tmp_path, most_cells=10, names=("interval",))
     assert figures.faults == 10
     assert figures.made_good >= 5
@@ -37,7 +37,7 @@ def main() -> None:
     most_cells = int(os.environ["CAIRN_CELLS"]) if "CAIRN_CELLS" in os.environ else None
     store = STORES[sys.argv[1]]
     for name in sys.argv[2:] or NAMES:
-        with store.server() as server, tempfile.TemporaryDirectory() as work:
+        with store.running() as server, tempfile.TemporaryDirectory() as work:
             print(f"{name}: {play(store, server, Path(work), most_cells=most_cells, names=(name,))}", flush=True)
 
 

@@ -6,7 +6,7 @@ import random
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -45,6 +45,13 @@ class Store:
 
     server: Callable[[], AbstractContextManager[FaultyProxy]]
     cloud: Callable[..., Cloud]
+
+    @contextmanager
+    def running(self) -> Iterator[FaultyProxy]:
+        """Run the server. The first write of a process tests the preconditions of S3's server, by requests that no test shall count or break."""
+        with self.server() as server:
+            self.open("first").create("a", b"")
+            yield server
 
     def open(self, prefix: str, patience: Patience | None = None) -> ObjectStore:
         return ObjectStore(self.cloud(prefix=prefix, patience=patience))

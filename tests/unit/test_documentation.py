@@ -41,7 +41,9 @@ def test_python_in_the_docs_compiles_and_imports_what_there_is() -> None:
 
 
 def test_readme_and_the_first_page_begin_with_the_same_pipeline() -> None:
-    begun = [(ROOT / page).read_text().split("```python\n")[1].split("```")[0] for page in ("README.md", "docs/index.md")]
+    begun = [
+        (ROOT / page).read_text().split("```python\n")[1].split("```")[0] for page in ("README.md", "docs/index.md")
+    ]
     assert begun[0] == begun[1]
 
 

@@ -71,7 +71,9 @@ def test_a_disk_is_asked_for_names_too() -> None:
 def test_the_page_has_the_requests_and_the_price_of_a_second_day(shards: int) -> None:
     """In docs/requests.md: 0.5 cents for 1,000 writes or lists, and 0.04 for 1,000 reads or metadata requests."""
     lines = (REPOSITORY / "docs/requests.md").read_text().splitlines()
-    head, _, *rows = [[cell.strip(" *") for cell in line.split("|")[1:-1]] for line in lines if line.startswith("|")][:10]
+    head, _, *rows = [[cell.strip(" *") for cell in line.split("|")[1:-1]] for line in lines if line.startswith("|")][
+        :10
+    ]
     column = head.index(f"{shards} shards, 2nd day")
     asked = [by_kind(phase) for phase in count(MemoryStorage(), 2, shards).values()]
     asked.append(tuple(map(sum, zip(*asked, strict=True))))
