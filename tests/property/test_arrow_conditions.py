@@ -16,7 +16,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from cairn.operations.validation import arrow_tables, state_tables
+from cairn.operations.validation import arrow_conditions, arrow_tables, state_tables
 from cairn.operations.validation.arrow_conditions import find_unsupported
 from cairn.operations.validation.checks import Check
 from cairn.operations.validation.expectation_suites import Rows, Suites, Table
@@ -190,6 +190,12 @@ def test_the_checks_equal_sparks(in_zone: SparkSession, tmp_path_factory: pytest
     equal()
     if at_tier(fast=0, ci=0, all=1):
         assert all(found == {True, False} for found in evaluated.values()) and len(evaluated) == 9
+
+
+@pytest.mark.parametrize(("or_equal", "met"), [(True, [True, True, False]), (False, [False, True, False])])
+def test_nan_is_the_greatest_number_and_equal_to_itself(or_equal: bool, met: list[bool]) -> None:
+    left, right = pa.array([NAN, NAN, 1.0]), pa.array([NAN, 1.0, NAN])
+    assert arrow_conditions._greater(left, right, or_equal=or_equal).tolist() == met
 
 
 KEY = pa.struct([("user", pa.string()), ("n", pa.int32())])

@@ -23,6 +23,7 @@ from datetime import timedelta
 from functools import partial
 from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -210,6 +211,11 @@ def test_modules_are_made_in_the_worker_from_what_the_driver_has(folder: Path) -
 
 
 @pytest.mark.long("seconds", runs_in="ci")
+@pytest.mark.parametrize(("here", "reader"), [(SimpleNamespace(get_resource_reader=str.upper), "MODULE"), (None, None)])
+def test_data_beside_a_module_come_from_this_hosts_file(here: Any, reader: str | None) -> None:
+    assert shipping._Loader("digest", b"", here).get_resource_reader("module") == reader
+
+
 def test_an_installed_processor_counts_by_its_package_and_workers_must_have_it(folder: Path) -> None:
     def hashed() -> str:
         return code_hash(new("bought.processors", "Bought"), "p")

@@ -10,12 +10,14 @@ from decimal import Decimal
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner, Result
 
 from cairn.command.cli import app
+from cairn.operations import export_state as operation
 from cairn.operations.export_state import export_state
 from state_backend.inspection import state_diff
 from state_backend.inspection.describe import plain
@@ -320,7 +322,11 @@ def test_an_export_is_the_tables_as_parquet(tmp_path: Path, jobs: int) -> None:
     chain = StateChain(tmp_path)
     source = chain.step(3, "incremental", random_changes(3))
     told: list[tuple[int, int]] = []
-    report = export_state(source, str(tmp_path / "out"), jobs=jobs, on_progress=lambda *numbers: told.append(numbers))
+    with mock.patch.object(operation, "ProcessPoolExecutor", wraps=operation.ProcessPoolExecutor) as pool:
+        report = export_state(
+            source, str(tmp_path / "out"), jobs=jobs, on_progress=lambda *numbers: told.append(numbers)
+        )
+    assert pool.called == (jobs > 1)
     assert told == [(1, 3), (2, 3), (3, 3)]
     for state in NAMES:
         folder = tmp_path / "out" / ("timers" if state == "$timers" else f"state-{state}")
