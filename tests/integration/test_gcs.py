@@ -72,9 +72,6 @@ def calm(storage: ObjectStore) -> ObjectStore:
     return ObjectStore(GcsCloud(BUCKET, folder_of(storage)))
 
 
-# --- every call under every fault -----------------------------------------------------------------------------------------
-
-
 def test_of_many_deletes_only_those_that_failed_are_sent_again(
     storage: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -94,9 +91,6 @@ def test_of_many_deletes_only_those_that_failed_are_sent_again(
         storage.create(path, b"")
     assert storage.delete_many(paths) == 4 and asked == [GcsCloud.batch, 1, 2]
     assert not [*storage.list("many/")]
-
-
-# --- uploads and downloads ------------------------------------------------------------------------------------------------
 
 
 def test_an_upload_goes_on_where_the_server_stopped_taking(
@@ -170,9 +164,6 @@ def test_a_file_rewritten_during_its_download_is_not_mixed(
     with server.broken("truncated", only=rewritten), pytest.raises(NotFound):
         storage.download(handle, tmp_path / "got")
     assert not (tmp_path / "got").exists()
-
-
-# --- what is wrong with the set-up ----------------------------------------------------------------------------------------
 
 
 def test_a_permission_that_was_just_granted_is_waited_for(
@@ -274,6 +265,3 @@ def test_folders_that_the_console_made_are_no_files(storage: ObjectStore, server
     urlopen(UrlRequest(url, body, {"Content-Type": "multipart/related; boundary=x"}), timeout=5).close()
     assert len(list(ObjectStore(GcsCloud(BUCKET)).list(folder_of(storage)))) == 1
     assert [info.path for info in storage.list("")] == ["checkpoints/1"]
-
-
-# --- copies ---------------------------------------------------------------------------------------------------------------

@@ -19,9 +19,6 @@ from tests.support.arrow_driver import ArrowDriver
 laws = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
-# --- sketches ---------------------------------------------------------------------------------------------------------
-
-
 PRECISION, OWNERS = 5, 4
 
 
@@ -70,9 +67,6 @@ def test_sketches_are_their_registers(steps):
             sketches = Sketches.decode(sketches.encode(), PRECISION)
         assert sketches.encode().to_pylist() == model.encode()
     assert Sketches.decode(sketches.encode(), PRECISION).estimate().tolist() == sketches.estimate().tolist()
-
-
-# --- sums -------------------------------------------------------------------------------------------------------------
 
 
 class Total(RunningAggregate):
@@ -124,9 +118,6 @@ def scaled(unscaled, scale):
     """Without rounding to the 28 digits of Python's own context."""
     sign, digits, _ = Decimal(unscaled).as_tuple()
     return Decimal((sign, digits, -scale))
-
-
-# --- cuts -------------------------------------------------------------------------------------------------------------
 
 
 class Several(RunningAggregate):

@@ -18,7 +18,6 @@ from tests.support.cut_histories import as_texts, ask, histories, oracle_laws, p
 
 pytestmark = pytest.mark.long("up to 100 histories for each processor, each in three cuts", runs_in="ci")
 
-# --- Deduplicate ------------------------------------------------------------------------------------------------------
 
 _WALK = """
 WITH RECURSIVE timed AS (
@@ -92,8 +91,6 @@ def test_deduplicate(history: Any, cuts: Any, keep: str, horizon: timedelta | No
         assert union(run_cut(pipeline, history, cut)) == as_texts(expected), cut
 
 
-# --- Latest -----------------------------------------------------------------------------------------------------------
-
 _VALUES: dict[str, Any] = {
     "int": st.integers(-1, 2),
     "string": st.sampled_from(["", "a", "Z", "ä"]),
@@ -143,9 +140,6 @@ def test_latest(history: Any, cuts: Any, version: Any, deletes: bool, horizon: A
             assert as_texts(list(table.values())) == as_texts(expected), (cut, end)
 
 
-# --- TopN -------------------------------------------------------------------------------------------------------------
-
-
 @oracle_laws
 @given(
     of_some_type("score"),
@@ -172,9 +166,6 @@ def test_top_n(history: Any, cuts: Any, n: int, order: Any, ties: str) -> None:
                 history,
             )
             assert as_texts([row for rows in table.values() for row in rows]) == as_texts(expected), (cut, end)
-
-
-# --- History ----------------------------------------------------------------------------------------------------------
 
 
 @oracle_laws

@@ -15,50 +15,17 @@ from state_backend.values.intervals import Interval
 from state_backend.values.schedule import Cron, Schedule
 
 # Changes of one, two and three hours and of half an hour; at midnight; of the standard time; in the month of Ramadan; none.
-ZONES = tuple(
-    [
-        "UTC",
-        "Europe/Berlin",
-        "Europe/London",
-        "Europe/Dublin",
-        "Europe/Moscow",
-        "Europe/Istanbul",
-        "Europe/Chisinau",
-        "Atlantic/Azores",
-        "America/New_York",
-        "America/Chicago",
-        "America/Los_Angeles",
-        "America/St_Johns",
-        "America/Havana",
-        "America/Sao_Paulo",
-        "America/Asuncion",
-        "America/Santiago",
-        "America/Caracas",
-        "America/Mexico_City",
-        "America/Nuuk",
-        "America/Scoresbysund",
-        "Africa/Cairo",
-        "Africa/Casablanca",
-        "Africa/Windhoek",
-        "Africa/Juba",
-        "Asia/Beirut",
-        "Asia/Amman",
-        "Asia/Gaza",
-        "Asia/Jerusalem",
-        "Asia/Tehran",
-        "Asia/Pyongyang",
-        "Asia/Kolkata",
-        "Asia/Kathmandu",
-        "Asia/Tokyo",
-        "Australia/Sydney",
-        "Australia/Lord_Howe",
-        "Pacific/Auckland",
-        "Pacific/Chatham",
-        "Pacific/Norfolk",
-        "Antarctica/Troll",
-        "Antarctica/Casey",
-    ]
-)
+_CITIES = {
+    "Europe": "Berlin London Dublin Moscow Istanbul Chisinau",
+    "Atlantic": "Azores",
+    "America": "New_York Chicago Los_Angeles St_Johns Havana Sao_Paulo Asuncion Santiago Caracas Mexico_City Nuuk Scoresbysund",
+    "Africa": "Cairo Casablanca Windhoek Juba",
+    "Asia": "Beirut Amman Gaza Jerusalem Tehran Pyongyang Kolkata Kathmandu Tokyo",
+    "Australia": "Sydney Lord_Howe",
+    "Pacific": "Auckland Chatham Norfolk",
+    "Antarctica": "Troll Casey",
+}
+ZONES = ("UTC", *(f"{region}/{city}" for region, cities in _CITIES.items() for city in cities.split()))
 YEARS = (datetime(2015, 1, 1, tzinfo=UTC), datetime(2031, 1, 1, tzinfo=UTC))
 
 

@@ -167,26 +167,7 @@ VALUE_TYPES = (
     "s string, bi binary, da date, t timestamp, ntz timestamp_ntz, ar array<int>, ma map<string,bigint>, "
     "st struct<x:int,y:struct<z:string,w:array<date>>>, pair struct<x:int,y:string>"
 )
-VALUE_NAMES = (
-    "bo",
-    "by",
-    "sh",
-    "i",
-    "lo",
-    "f",
-    "d",
-    "short_dec",
-    "long_dec",
-    "s",
-    "bi",
-    "da",
-    "t",
-    "ntz",
-    "ar",
-    "ma",
-    "st",
-    "pair",
-)
+VALUE_NAMES = tuple(field.split()[0] for field in VALUE_TYPES.split(", "))
 TYPED_KEY = ("s", "da", "t", "short_dec", "d", "bo", "pair")
 TYPED_SCHEMA = f"seq long, {VALUE_TYPES}"
 TYPED_RESULT = f"{TYPED_SCHEMA}, key string, got string, read string"

@@ -129,9 +129,6 @@ def pipeline_of(
     )
 
 
-# --- the same without the code under test -----------------------------------------------------------------------------------------
-
-
 @dataclass(kw_only=True)
 class User:
     """The state of one user. ``items``: times seen and the last day; ``idle_at``: the day whose end fires the timer."""

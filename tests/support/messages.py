@@ -87,9 +87,6 @@ def _template(node: ast.expr) -> str:
     return "…"
 
 
-# --- recording ----------------------------------------------------------------------------------------------------------------
-
-
 class Recorder:
     """What errors of ours this process makes from now on: the first of each place, and each that came second-hand."""
 
@@ -127,9 +124,6 @@ def as_plain(made: Iterable[Made]) -> list[list[Any]]:
 def from_plain(plain: Iterable[list[Any]]) -> list[Made]:
     """The inverse of ``as_plain``."""
     return [Made(file=file, line=line, kind=kind, message=message) for file, line, kind, message in plain]
-
-
-# --- judging ------------------------------------------------------------------------------------------------------------------
 
 
 def missing(made: Collection[Made], every: Iterable[Site]) -> list[Site]:

@@ -180,8 +180,6 @@ class History:
         return total
 
 
-# --- sessions by the hour: nearly all that is written is deleted some hours later ---------------------------------------------------
-
 HOUR_MS = 3_600_000
 GAP_MS = 2 * HOUR_MS
 

@@ -63,8 +63,6 @@ def test_every_flight_comes_out_exactly_once() -> None:
     assert sorted(numbers) == sorted(source.index[source.month == 1] + 1)
 
 
-# --- hand-made flights --------------------------------------------------------------------------------------------------------
-
 Flight = dict[str, Any]
 
 

@@ -154,9 +154,6 @@ def test_decisions_do_not_depend_on_what_has_been_shrunk() -> None:
         assert whole == plan(log_of(tombstone_of(C1), tombstone_of(C2), head), mine(interval, base_id, h0))
 
 
-# --- found by reading the code against section 5 -----------------------------------------------------------------------------
-
-
 def test_a_dropped_base_has_moved_also_if_its_consolidation_is_there() -> None:
     """The attempt shares files that the consolidation does not: they are deleted with the dropped base."""
     consolidated = record(3, day(2), 2, {1: None, 3: None}, kind="consolidate", reproduces=2)

@@ -161,9 +161,6 @@ def test_status_of_an_empty_pipeline_names_the_commands_for_its_first_interval(t
     assert f"\ncairn run --code module:NAME --root file://{tmp_path}\n" in none.stderr
 
 
-# --- a changed schedule --------------------------------------------------------------------------------------------------
-
-
 DAILY, SIX = Cron("0 0 * * *"), Cron("0 6 * * *")
 DAYS = list(starting_between(DAILY, START, START + timedelta(days=9)))
 

@@ -31,9 +31,6 @@ def sketch_of(hashes, precision):
     return nothing(1, precision).add(np.zeros(len(hashes), np.int64), hashes)
 
 
-# --- precision --------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("relative_error", "precision"), [(0.02, 12), (0.01625, 12), (0.01624, 13), (0.05, 9), (0.9, 4), (0.0021, 18)]
 )
@@ -45,9 +42,6 @@ def test_precision_is_the_smallest_that_keeps_the_error(relative_error, precisio
 def test_an_error_out_of_reach_is_refused(relative_error):
     with pytest.raises(UsageError, match=f"found {relative_error}"):
         precision_for(relative_error)
-
-
-# --- hashes -----------------------------------------------------------------------------------------------------------
 
 
 def int64(value):
@@ -90,9 +84,6 @@ def test_values_are_hashed_as_drawn(values, as_bytes):
     assert hash_values(values[:0]).tolist() == []
 
 
-# --- bytes ------------------------------------------------------------------------------------------------------------
-
-
 def test_stored_sketches_keep_their_bytes():
     """Of form 1, then of form 2: a later release must read them."""
     hashes = hash_values(pa.array(["UA", "AA", "DL"]))
@@ -115,9 +106,6 @@ def test_sketches_beyond_an_arrow_column_are_refused():
     )
     with pytest.raises(UsageError, match=r"8192 keys take 2147516416 bytes; .*\n.*larger relative_error"):
         sketches.encode()
-
-
-# --- estimates --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("precision", [8, 12])
@@ -173,9 +161,6 @@ def test_estimates_are_those_of_the_published_algorithm(precision, highest):
         lower = np.where(ranks[registers] > q, 0, 1 << np.maximum(q - ranks[registers], 0))
         hashes = registers.astype(np.uint64) << np.uint64(q) | lower.astype(np.uint64)
         assert sketch_of(hashes, precision).estimate()[0] == pytest.approx(ertl(ranks, precision), rel=1e-12)
-
-
-# --- damage -----------------------------------------------------------------------------------------------------------
 
 
 def sparse(*words, head=(1, 1, 4, 0)):

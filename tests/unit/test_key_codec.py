@@ -207,9 +207,6 @@ def test_nested_structs_come_from_the_factory():
     assert codec.decode(codec.encode(({"x": 1},))) == ({"x": 1},)
 
 
-# --- what tells two keys apart -------------------------------------------------------------------------------------------------
-
-
 def one(data_type, nullable=True, key="k", **metadata):
     return parse_struct(struct_of(field(key, data_type, nullable, **metadata)))
 

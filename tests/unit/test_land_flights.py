@@ -118,9 +118,6 @@ def test_a_file_is_whole_on_the_disk_before_it_has_its_name(tmp_path: Path, monk
     assert synced == [(False, path.stat().st_size), (True, path.parent.stat().st_size)]
 
 
-# --- read_flights: the position, and what is wrong with a file, in words ---------------------------------------------------
-
-
 @pytest.mark.long("half a second", runs_in="ci")
 def test_position_names_files_and_counts(two_days: Path) -> None:
     spark = FakeSpark()

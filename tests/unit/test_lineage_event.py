@@ -151,9 +151,6 @@ def test_the_code_of_the_page_gives_the_datasets_and_the_asset_that_it_names() -
     assert [asset.uri.rstrip("/") for asset in outlets] == ["cairn://clicks", "s3://warehouse/clicks"]
 
 
-# --- the task ----------------------------------------------------------------------------------------------------------------
-
-
 def task(
     monkeypatch: pytest.MonkeyPatch,
     *,

@@ -52,8 +52,6 @@ def current(folder: Folder) -> list[Interval]:
     return sorted(folder.coordinator.log().current_outputs())
 
 
-# --- the fold -----------------------------------------------------------------------------------------------------------------
-
 AM, PM = halves(1)
 TWO_DAYS = Interval(day(1).start, day(2).end)
 LATE = Interval(PM.start, day(2).start + DAY / 2)
@@ -106,9 +104,6 @@ def test_many_cuts_fold_as_one_by_one() -> None:
             assert overlapping_outputs(log, probe) == found
 
 
-# --- refused ------------------------------------------------------------------------------------------------------------------
-
-
 def test_an_interval_and_its_halves_are_not_all_committed() -> None:
     """Three checkpoints, and one read gave every row twice."""
     folder = days_of(1)
@@ -117,9 +112,6 @@ def test_an_interval_and_its_halves_are_not_all_committed() -> None:
     assert "[2024-01-01T00:00:00Z, 2024-01-02T00:00:00Z) (checkpoint 1)" in str(refused.value)
     assert refused.value.rerun == Rerun(first=AM.start, last=AM.end, replace_overlapping=True)
     assert current(folder) == [day(1)]
-
-
-# --- a schedule that changes -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.long("half a second", runs_in="ci")
@@ -181,9 +173,6 @@ def test_another_time_zone_of_the_schedule(hours_to_the_next_midnight: int) -> N
     folder.run(Interval(day(4).start, midnight), "between")
     folder.run(Interval(midnight, midnight + DAY), "new")
     assert len(current(folder)) == 5
-
-
-# --- what else the log is used for --------------------------------------------------------------------------------------------
 
 
 def test_a_rewind_leaves_output_and_the_way_it_was_cut() -> None:

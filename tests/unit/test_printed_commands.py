@@ -51,6 +51,11 @@ SINKS = "tests/unit/test_sinks_page.py::test_the_commands_that_publish as printe
 TEN_DAYS = "tests/integration/test_ten_days.py::test_ten_days_by_the_commands_of_the_page as printed"
 PACKED = "tests/integration/test_ten_days.py::test_a_day_in_the_packed_environment as printed"
 JOB = "tests/integration/test_wheel.py::test_the_job_of_the_page_runs_with_the_wheel as printed"
+PRINTED_BY_A_PAGE = PAGES_OF_UI + "test_the_commands_that_a_page_prints_are_right as printed"
+REPLACED = AIRFLOW + "test_the_command_that_replaces_output_of_another_cut_does_so as printed"
+PERSON = HERE + "test_a_person_s_data_is_deleted_as_the_page_shows as printed"
+FAILING_SINK = CLI + "test_what_a_failing_sink_prints_publishes_or_gives_up as printed"
+EXAMPLES = HERE + "test_the_examples_of_the_pages_of_commands as printed"
 # What nobody runs, by its beginning, and why. RUN names the exceptions.
 NOT_RUN = {
     **dict.fromkeys(
@@ -86,11 +91,9 @@ RUN = {
     "airflow db migrate": "not run as it stands: USER and HOST are the reader's; each Airflow of the tests begins with it",
     "airflow tasks clear aircraft -t process -d -s 2013-01-03T00:00:00+00:00 -e 2013-01-03T00:00:00+00:00 -y": "not run: commands of "
     "the same form are, where refusals print them",
-    "airflow tasks": AIRFLOW + "test_the_command_that_replaces_output_of_another_cut_does_so as printed",
-    "cairn backfill --dag … --from … --to …": AIRFLOW
-    + "test_the_command_that_replaces_output_of_another_cut_does_so as printed",
-    "cairn backfill --dag … --from … --to … --replace-overlapping … --airflow …": AIRFLOW
-    + "test_the_command_that_replaces_output_of_another_cut_does_so as printed",
+    "airflow tasks": REPLACED,
+    "cairn backfill --dag … --from … --to …": REPLACED,
+    "cairn backfill --dag … --from … --to … --replace-overlapping … --airflow …": REPLACED,
     "cairn heal": "tests/support/heal_histories.py::heal as printed",
     "cairn heal --dry-run --to DATE": "tests/unit/test_heal_command.py::"
     "test_it_runs_what_is_stale_and_missing_and_then_has_nothing_to_do as printed",
@@ -111,29 +114,26 @@ RUN = {
     "cairn savepoint --code pipelines.aircraft:AIRCRAFT --folder /savepoints/2013-01-04 --format canonical": WITH_SPARK,
     "cairn restore --savepoint /savepoints/2013-01-04 --code pipelines.aircraft:AIRCRAFT": WITH_SPARK,
     "cairn spark --port 15003": "tests/integration/test_docs.py::server as printed",
-    "cairn backfill --replace-overlapping": AIRFLOW
-    + "test_the_command_that_replaces_output_of_another_cut_does_so as printed",
+    "cairn backfill --replace-overlapping": REPLACED,
     "cairn backfill --dag clicks --from 2024-01-01T00:00 --to 2024-01-03T23:00": "tests/integration/test_first_hour.py::"
     "test_the_first_pipeline_in_airflow as printed",
     "cairn status --root … --pipeline …": "tests/unit/test_list_pipelines.py::"
     "test_pipelines_with_problems_come_first_and_the_printed_command_works as printed",
     "cairn status --root … --pipeline … …": "tests/unit/test_list_pipelines.py::"
     "test_pipelines_with_problems_come_first_and_the_printed_command_works as printed",
-    "cairn key N24211": HERE + "test_the_examples_of_the_pages_of_commands as printed",
+    "cairn key N24211": EXAMPLES,
     "cairn replay ann 2024-01-02 --code pipelines.accounts:ACCOUNTS": TRYING,
-    "cairn key": HERE + "test_the_examples_of_the_pages_of_commands as printed",
-    "cairn key --history": HERE + "test_the_examples_of_the_pages_of_commands as printed",
+    "cairn key": EXAMPLES,
+    "cairn key --history": EXAMPLES,
     "cairn replay": TRYING,
     "cairn replay --to-test": TRYING,
     "cairn promote --past": TRYING,
-    "cairn key N24211 --history": HERE + "test_the_examples_of_the_pages_of_commands as printed",
-    "cairn diff --root … --pipeline … … …": PAGES_OF_UI + "test_the_commands_that_a_page_prints_are_right as printed",
-    "cairn restore … … --dry-run": PAGES_OF_UI
-    + "test_the_commands_that_a_page_prints_are_right as printed",
+    "cairn key N24211 --history": EXAMPLES,
+    "cairn diff --root … --pipeline … … …": PRINTED_BY_A_PAGE,
+    "cairn restore … … --dry-run": PRINTED_BY_A_PAGE,
     "cairn validate … … …": "not run: needs Spark and a pipeline's code; with the same options it is, in "
     "tests/integration/test_validation.py",
-    "cairn quarantine … … --dry-run": PAGES_OF_UI
-    + "test_the_commands_that_a_page_prints_are_right as printed",
+    "cairn quarantine … … --dry-run": PRINTED_BY_A_PAGE,
     "cairn savepoint … … … --folder": "not run: needs Spark and a pipeline's code; with the same options it is, "
     "in tests/integration/test_savepoints.py",
     "cairn compare … --root … --pipeline … --chain …": TRYING,
@@ -146,11 +146,9 @@ RUN = {
     "cairn try": TRYING,
     "cairn restore … --root … --pipeline … --yes": TRYING,
     "cairn try --code … --from … --to …": "not run: needs Spark and changed code; docs/trying.md runs the like",
-    "cairn erase": HERE + "test_a_person_s_data_is_deleted_as_the_page_shows as printed",
-    "cairn erase '{\"tailnum\": \"N14228\"}' --drop-checkpoints --rewrite-output --dry-run": HERE
-    + "test_a_person_s_data_is_deleted_as_the_page_shows as printed",
-    "cairn erase '{\"tailnum\": \"N14228\"}' --drop-checkpoints --rewrite-output --yes": HERE
-    + "test_a_person_s_data_is_deleted_as_the_page_shows as printed",
+    "cairn erase": PERSON,
+    "cairn erase '{\"tailnum\": \"N14228\"}' --drop-checkpoints --rewrite-output --dry-run": PERSON,
+    "cairn erase '{\"tailnum\": \"N14228\"}' --drop-checkpoints --rewrite-output --yes": PERSON,
     "cairn erase --pipeline … --on-rerun filter": ERASE,
     "cairn erase --root … --pipeline …": ERASE,
     "cairn checkpoints --root file://…/data/state --pipeline …": "tests/integration/test_new_pipeline.py::"
@@ -162,10 +160,9 @@ RUN = {
     "cairn publish --code pipelines.clicks:CLICKS": SINKS,
     "cairn publish 2024-01-01T00:00:00Z --code pipelines.clicks:CLICKS": SINKS,
     "cairn publish 2024-01-01T01:00:00Z --skip": SINKS,
-    "cairn publish --root … --pipeline … --code …": CLI
-    + "test_what_a_failing_sink_prints_publishes_or_gives_up as printed",
-    "cairn publish … --code …": CLI + "test_what_a_failing_sink_prints_publishes_or_gives_up as printed",
-    "cairn publish … --skip": CLI + "test_what_a_failing_sink_prints_publishes_or_gives_up as printed",
+    "cairn publish --root … --pipeline … --code …": FAILING_SINK,
+    "cairn publish … --code …": FAILING_SINK,
+    "cairn publish … --skip": FAILING_SINK,
     "cairn restore ID --dry-run": ERRORS,
     "cairn heal --root file:///data/state --pipeline revenue --to 2024-01-31 --chain": CHAINS,
     "cairn status --pipeline report --why 2024-01-31": CHAINS,

@@ -91,8 +91,6 @@ def test_an_intended_use_is_silent(caplog: pytest.LogCaptureFixture) -> None:
         pipeline(stateful_source="never")
 
 
-# --- reads of other pipelines ------------------------------------------------------------------------------------------
-
 SALES, SPAN = Untracked(pipeline="sales", root="file:///r"), {"root": "file:///r/", "pipeline": "sales"}
 QUERIES: tuple[tuple[str, list[str], dict[str, str], bool], ...] = (
     ("keyed_output", [], SPAN | {"start": "2024-01-01"}, True),

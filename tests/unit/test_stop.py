@@ -145,9 +145,6 @@ def test_without_runs_nothing_that_lies_prepared_is_looked_at() -> None:
     assert folder.coordinator.log().head_id == 0
 
 
-# --- Airflow's API -------------------------------------------------------------------------------------------------------------
-
-
 def test_running_tasks_are_read_from_all_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     runs = [f"scheduled__{n}+00:00" for n in range(3)]
     asked: list[str] = []
