@@ -7,18 +7,22 @@ import shutil
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
+from cairn.data_sources import keyed_state
 from cairn.data_sources.keyed_state import KeyedState
 from cairn.data_sources.state_selection import plan_read
 from cairn.operations.intervals.run_interval import run_interval
 from cairn.operations.savepoints.take_savepoint import take_savepoint
 from cairn.pipeline import Pipeline
+from cairn.spark.ddl import parse_ddl_locally
 from state_backend.adapters.open_storage import join_url
 from state_backend.inspection import describe
+from state_backend.values.records import SchemaVersion, StateDescriptor
 from state_backend.values.retention import KeepLast
 from tests.support.both_engines import NAME, comparable, read_states
 from tests.support.coordinator import coordinator_of
@@ -191,6 +195,14 @@ class Pushing(DataSource):
                 yield (partition.value,)
 
         return Reader()
+
+
+def test_the_table_has_the_newest_columns_of_a_state() -> None:
+    schemas = [parse_ddl_locally(columns).jsonValue() for columns in ("n long", "n long, last timestamp")]
+    versions = tuple(SchemaVersion(version=n, value=schema, user_key=None) for n, schema in enumerate(schemas, 1))
+    grown = StateDescriptor(name="s", kind="value", state_id=1, ttl_ms=None, versions=versions)
+    source: Any = SimpleNamespace(content=SimpleNamespace(key_schema=schemas[0]), descriptor=lambda name: grown)
+    assert keyed_state._table_schema(source, "s")["value"].dataType.names == ["n", "last"]
 
 
 def test_latest_is_what_it_was_when_the_table_was_loaded(

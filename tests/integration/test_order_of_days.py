@@ -98,6 +98,7 @@ def test_days_on_azure_with_the_login_of_a_connection(tally: Callable[[str], Tal
 def test_a_cleared_day_with_the_same_result_lets_tomorrow_pass(five_days: tuple[Tally, list[Record]]) -> None:
     days, _ = five_days
     last, stale = last_day(days), stale_checkpoints(days)
+    days.input(last + 1, {"every": last + 1})
     base = max((r.content.interval.end, r.id) for r in days.log().completed())[1]
     days.clear(2)
     assert days.wait([2]) == {"success"}
@@ -115,6 +116,7 @@ def test_a_cleared_day_with_another_result_makes_tomorrow_wait_with_the_command(
 ) -> None:
     days, _ = five_days
     last = last_day(days)
+    days.input(last + 1, {"every": last + 1})
     days.input(1, {"every": 100, "new": 1})
     days.clear(1)
     assert days.wait([1]) == {"success"}
