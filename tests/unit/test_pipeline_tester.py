@@ -40,6 +40,7 @@ from state_backend.values.errors import (
     UserCodeError,
 )
 from tests.support.bare_pipeline import bare_pipeline
+from tests.support.counting import INPUT_SCHEMA, counting
 
 START = datetime(2024, 1, 1, tzinfo=UTC)
 HOUR = timedelta(hours=1)
@@ -718,3 +719,9 @@ def test_fields_of_ready_made_processors_follow_their_settings(changes: dict[str
         UsageError, match="ColumnVisits follow its settings and its input: leave dropped and renamed out"
     ):
         PipelineTester(pipeline, input_schema=SCHEMA).run([])
+
+
+def test_the_rows_of_one_key_may_fill_several_batches() -> None:
+    tester = PipelineTester(counting(parallelism=1), input_schema=INPUT_SCHEMA)
+    [row] = tester.run([("ann", "fig", 1)] * 25_000).output
+    assert row["total"] == 25_000
