@@ -75,8 +75,9 @@ def pytest_testnodedown(node: Any) -> None:
     OF_WORKERS.extend(from_plain(getattr(node, "workeroutput", {}).get("errors_made", [])))
 
 
-def pytest_collection_finish() -> None:
-    """Leave modules and tests out of all later garbage collections."""
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop() -> None:
+    """Collect garbage from here on, also in the process that starts xdist's workers. Modules and tests stay out of it."""
     gc.freeze()
     gc.enable()
 

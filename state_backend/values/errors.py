@@ -184,8 +184,8 @@ class Swept(AttemptLost):
     """A sweep declared this attempt dead after the attempt began, and may have deleted its files.
 
     What to do:
-        Clear the task `process` of the failed run, with its downstream tasks. If that task really ran for days, give
-        `cairn sweep` a `--min-age` above the task's longest duration (default: 3 days).
+        Clear the task `process` of the failed run, with its downstream tasks. If the task worked for longer
+        than `--min-age` of `cairn sweep` (default: 3 days), sweep with a larger `--min-age` from now on.
     """
 
 

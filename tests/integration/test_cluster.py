@@ -313,7 +313,7 @@ def test_a_disk_is_full(stack: Stack) -> None:
     with ballast.open("wb", buffering=0) as file, suppress(OSError):
         while True:
             file.write(b"\0" * 4096)
-    # Python takes /tmp if it can't write a file of one page to TMPDIR.
+    # Room for the file with which `tempfile` tests TMPDIR. Without room, `tempfile` falls back to /tmp, where the disk is not full.
     os.truncate(ballast, ballast.stat().st_size - 2 * 4096)
     try:
         day = stack.day("connect", held="")

@@ -31,7 +31,7 @@ class ByFile(LoadFileScheduling):  # type: ignore[misc]
 
 
 def begin_with_airflow(items: list[pytest.Item]) -> None:
-    """Move the tests of the shared Airflow to the front. They take longest and mostly wait, so other workers use the cores meanwhile."""
+    """Run the tests of the shared Airflow first: they take longest and mostly wait, so the other workers of pytest use the cores."""
     items.sort(key=lambda item: group_of(item.nodeid) != ON_ONE_AIRFLOW[0])
 
 

@@ -138,7 +138,7 @@ class NewPipeline:
 
     @property
     def file_format(self) -> str:
-        """The `strftime` format of the interval's start with which the name of a sample file begins."""
+        """A `strftime` format: the name of each sample file begins with the start of its interval in this format."""
         return "%Y-%m-%dT%H" if self.schedule == "hourly" else "%Y-%m-%d"
 
     def words(self) -> dict[str, Any]:

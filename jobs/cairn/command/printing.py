@@ -24,7 +24,7 @@ def print_json(value: Any) -> int:
 
 def print_text(text: str, style: str = "") -> None:
     """Print a text in a style, without Rich, whose import is slow. Use colours only on a terminal without NO_COLOR."""
-    # Text without a style gets no codes at all: `secho` would end it with a reset.
+    # `secho` would write the terminal's code for a reset behind each text, even behind a text without a style.
     shown = typer.style(text, fg=style) if style else text
     typer.echo(shown, color=False if os.environ.get("NO_COLOR") else None)
 
