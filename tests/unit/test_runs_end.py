@@ -64,7 +64,7 @@ def test_parts_are_whole_together_and_a_part_alone_is_not(tmp_path: Path) -> Non
 
 
 def run(command: str) -> subprocess.CompletedProcess[str]:
-    env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "CAIRN_PART"))}
     with subprocess.Popen(
         ["bash", "-c", command], cwd=ROOT, env=env, stdout=PIPE, stderr=STDOUT, text=True, start_new_session=True
     ) as ran:
