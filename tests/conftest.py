@@ -41,7 +41,7 @@ MADE = Recorder()
 OF_WORKERS: list[Made] = []
 
 # No deadline for one example: another process may have the processor meanwhile.
-settings.register_profile(tiers.TIER, deadline=None, max_examples=tiers.at_tier(fast=10, ci=15, all=200))
+settings.register_profile(tiers.TIER, deadline=None, max_examples=tiers.at_tier(fast=10, ci=15, all=100))
 settings.load_profile(tiers.TIER)
 
 

@@ -72,7 +72,6 @@ def airflow(folder: Path, days: HeldDays, spark_server: SparkConnectServer, driv
         **pipeline_env(folder, folder / "flights", spark_server),
         "CAIRN_WEATHER": str(folder / "weather"),
         "PYTHONPATH": python_path(folder, ROOT),
-        "AIRFLOW__CORE__DAGS_FOLDER": str(folder / "dags"),
         # A task whose supervisor is gone is retried after this many seconds without a heartbeat; they come every second.
         "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "8",
         "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT_DETECTION_INTERVAL": "1",

@@ -16,13 +16,11 @@ from pathlib import Path
 import pytest
 
 from cairn.pipeline import Interval
-from local_stack.owned_process import python_path
 from state_backend.adapters.open_storage import open_storage
 from state_backend.checkpoint.log import Log, read_log
 from state_backend.values.intervals import format_instant
 from tests.support.airflow_on_postgres import airflow_on_postgres
 from tests.support.calendars import CASES, DAGS, INDIA, Case, change, changes_of, fresh_digest, totals_of
-from tests.support.layout import REPOSITORY
 from tests.support.local_stack import AirflowServer
 from tests.support.printed_commands import run_printed
 from tests.support.reading import read_state
@@ -49,11 +47,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def airflow(folder: Path) -> Iterator[AirflowServer]:
     """One Airflow for all tests of this file."""
     env = {
-        "AIRFLOW__CORE__DAGS_FOLDER": str(folder / "dags"),
         # A test changes DAGs, and waits until Airflow has seen it.
         "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "5",
         "CAIRN_CALENDARS": str(folder / "calendars"),
-        "PYTHONPATH": python_path(*(REPOSITORY / part for part in ("", "jobs", "plugins"))),
     }
     with airflow_on_postgres(folder, env, dags=list(CASES)) as server:
         yield server

@@ -10,10 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from local_stack.owned_process import python_path
 from tests.support.airflow_on_postgres import airflow_on_postgres
 from tests.support.heal_histories import DAGS, play
-from tests.support.layout import REPOSITORY
 from tests.support.local_stack import AirflowServer
 from tests.support.tally import Tally
 from tests.support.tiers import at_tier
@@ -35,11 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def airflow(folder: Path) -> Iterator[AirflowServer]:
-    env = {
-        "AIRFLOW__CORE__DAGS_FOLDER": str(folder / "dags"),
-        "CAIRN_TALLY": str(folder / "tally"),
-        "PYTHONPATH": python_path(*(REPOSITORY / part for part in ("", "jobs", "plugins"))),
-    }
+    env = {"CAIRN_TALLY": str(folder / "tally")}
     with airflow_on_postgres(folder, env, dags=[f"heal_{seed}" for seed in SEEDS]) as server:
         yield server
 

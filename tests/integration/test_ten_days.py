@@ -187,12 +187,10 @@ def site(folder: Path) -> Iterator[Site]:
 @pytest.fixture(scope="module")
 def stack(site: Site) -> Iterator[Stack]:
     env = {
-        "AIRFLOW__CORE__DAGS_FOLDER": str(site.folder / "dags"),
         "CAIRN_DATA": str(site.folder / "data"),
         "CAIRN_FLIGHTS": str(site.folder / "flights"),
         "CAIRN_ROOT": STATE,
         "CAIRN_EXPECTATIONS_DAYS": "5",
-        "PYTHONPATH": python_path(*(REPOSITORY / part for part in ("", "jobs", "plugins"))),
         "SPARK_LOCAL_IP": MASTER,
     }
     with airflow_on_postgres(site.folder, env, dags=["aircraft"]) as airflow:

@@ -64,7 +64,7 @@ from tests.support.in_process import run_here
 from tests.support.tiers import at_tier
 
 NAME, START, HOUR, HOURS = "totals", datetime(2024, 1, 1, tzinfo=UTC), timedelta(hours=1), 6
-HISTORIES = int(os.environ.get("CAIRN_READERS", "0")) or at_tier(fast=2, ci=8, all=300)
+HISTORIES = int(os.environ.get("CAIRN_READERS", "0")) or at_tier(fast=2, ci=8, all=150)
 STEPS = 14
 USERS = ("ann", "bob", "cid", "dan")
 READS: Counter[str] = Counter()

@@ -139,7 +139,7 @@ ONCE = Pipeline(
     parallelism=2,
     max_parallelism=16,
 )
-HISTORIES = [range(first, first + 50) for first in range(0, 500, 50)] if ALL else [range(at_tier(fast=2, ci=8, all=0))]
+HISTORIES = [range(first, first + 50) for first in range(0, 200, 50)] if ALL else [range(at_tier(fast=2, ci=8, all=0))]
 
 
 @pytest.mark.parametrize("seeds", HISTORIES, ids=lambda seeds: f"{seeds.start}-{seeds.stop - 1}")

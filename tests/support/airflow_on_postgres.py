@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 
+from local_stack.owned_process import python_path
 from tests.support.local_stack import AirflowServer
 from tests.support.postgres_server import folder_of_a_server
 from tests.support.tiers import REPOSITORY
@@ -17,13 +18,15 @@ def airflow_on_postgres(folder: Path, env: Mapping[str, str], *, dags: Sequence[
     """Start Airflow, wait until it has read the DAGs, and stop it afterwards.
 
     Args:
-        folder: Folder for Airflow's home and logs.
-        env: Variables of its processes.
+        folder: Folder of Airflow's home and logs, and of `dags`.
+        env: Further variables of its processes. They import from the repository, if PYTHONPATH is not among the variables.
         dags: Ids of the DAGs to wait for.
     """
     with folder_of_a_server() as database:
         where = {"home": folder / "home", "log_dir": folder / "logs", "database_dir": database / "data"}
-        with AirflowServer(REPOSITORY, env=env, **where) as server:
+        path = python_path(*(REPOSITORY / part for part in ("", "jobs", "plugins")))
+        given = {"AIRFLOW__CORE__DAGS_FOLDER": str(folder / "dags"), "PYTHONPATH": path, **env}
+        with AirflowServer(REPOSITORY, env=given, **where) as server:
             # Its processes import from the same overlay (tests/support/overlays.py) as this one.
             assert server.client.call("GET", "/api/v2/version")["version"] == version("apache-airflow-core")
             for dag_id in dags:

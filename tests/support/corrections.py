@@ -379,7 +379,6 @@ def corrected(folder: Path, names: tuple[str, ...], hours: int) -> Iterator[Corr
     with SparkConnectServer(ROOT, log_dir=folder / "logs") as spark:
         env |= {
             "AIRFLOW_CONN_CAIRN_SPARK": spark.airflow_connection,
-            "AIRFLOW__CORE__DAGS_FOLDER": str(folder / "dags"),
             "AIRFLOW__CORE__PARALLELISM": "4",
             "PYTHONPATH": os.pathsep.join(map(str, (ROOT / "jobs", ROOT / "plugins", ROOT, folder / "modules"))),
         }

@@ -148,7 +148,6 @@ def shared_airflow(
         **pipeline_env(data, data / "flights", connect),
         **corrected,
         **told_dags.settings_of_the_page(catalog),
-        "AIRFLOW__CORE__DAGS_FOLDER": str(dags),
         "CAIRN_TALLY": str(data / "tally"),
         "PAGER_URL": pager,
         "CAIRN_TALLY_AZURE": ON_AZURE if azurite else "",
