@@ -719,7 +719,7 @@ def play(seed: int, steps: int = 8) -> Counter[str]:
     return world.seen
 
 
-@pytest.mark.parametrize("first", range(1, 201, 20) if ALL else [20])
+@pytest.mark.parametrize("first", range(1, 61, 20) if ALL else [20])
 def test_chains_say_what_is_wrong_and_heal(first: int) -> None:
     seen = sum((play(seed) for seed in range(first, first + (20 if ALL else 4))), Counter[str]())
     print(dict(seen))

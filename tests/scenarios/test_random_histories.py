@@ -22,7 +22,7 @@ from tests.support.tiers import ALL
 
 LONG = ALL
 # First seed and number of histories, each in a process of its own.
-PARTS = [(first, 20) for first in range(1000, 1120, 20)] if LONG else [(1, 2)]
+PARTS = [(first, 20) for first in range(1000, 1040, 20)] if LONG else [(1, 2)]
 OPERATIONS = 40 if LONG else 16
 MOST_UNTIL_FOUND = 50
 
