@@ -1,6 +1,6 @@
 """How xdist's workers share the tests: a worker takes whole files, because tests of a file share servers and sessions.
 
-A worker would take an hour for each of a few files. Their tests are split by function, and those of sinks also by the kind of table.
+A worker would take long for each of a few files. Their tests are split by function and by their first parameter.
 """
 
 from __future__ import annotations
@@ -8,13 +8,12 @@ from __future__ import annotations
 import pytest
 from xdist.scheduler import LoadFileScheduling
 
+OF_PROPERTIES = ("chunks", "commit_machine", "join_laws", "readers_agree", "ready_made_laws", "window_laws")
+OF_SCENARIOS = ("chain_histories", "random_histories", "rescale_grid")
 SPLIT = (
-    "tests/contract/test_sinks.py",
-    "tests/property/test_commit_machine.py",
-    "tests/property/test_join_laws.py",
-    "tests/property/test_ready_made_laws.py",
-    "tests/property/test_window_laws.py",
-    "tests/scenarios/test_random_histories.py",
+    *("tests/contract/test_sinks.py", "tests/conformance/test_zones.py"),
+    *(f"tests/property/test_{name}.py" for name in OF_PROPERTIES),
+    *(f"tests/scenarios/test_{name}.py" for name in OF_SCENARIOS),
 )
 
 # These share one Airflow (tests/integration/conftest.py), so one worker takes all of them.
