@@ -539,7 +539,6 @@ def fresh_in_any_case(chains: Chains, *at: Any, was: Any = Chains.fresh_at) -> A
         return was(chains, *at)
 
 
-@pytest.mark.long("half a minute for each fault")
 @pytest.mark.parametrize(
     ("where", "fault"),
     [
