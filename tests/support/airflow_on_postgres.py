@@ -18,8 +18,8 @@ def airflow_on_postgres(folder: Path, env: Mapping[str, str], *, dags: Sequence[
     """Start Airflow, wait until it has read the DAGs, and stop it afterwards.
 
     Args:
-        folder: Folder of Airflow's home and logs, and of `dags`.
-        env: Further variables of its processes. They import from the repository, if PYTHONPATH is not among the variables.
+        folder: Folder with Airflow's home, its logs and the folder `dags`.
+        env: More variables of Airflow's processes. Without PYTHONPATH, the processes import from the repository.
         dags: Ids of the DAGs to wait for.
     """
     with folder_of_a_server() as database:

@@ -1,6 +1,6 @@
 """How xdist's workers share the tests: a worker takes whole files, because tests of a file share servers and sessions.
 
-A worker would take long for each of a few files. Their tests are split by function and by their first parameter.
+A few files would each keep one worker busy too long. Workers share the tests of such a file, by function and by value of the first parameter.
 """
 
 from __future__ import annotations

@@ -543,7 +543,7 @@ def fresh_in_any_case(chains: Chains, *at: Any, was: Any = Chains.fresh_at) -> A
     ("where", "fault"),
     [
         pytest.param(f"{JUDGE}.Chains.judge_read", lambda *_: None, id="an edge is forgotten"),
-        pytest.param(f"{JUDGE}.Chains.fresh_at", fresh_in_any_case, id="an end is recorded in any case"),
+        pytest.param(f"{JUDGE}.Chains.fresh_at", fresh_in_any_case, id="an end is kept even if a result is stale"),
     ],
 )
 def test_the_oracle_finds_each_planted_fault(where: str, fault: object) -> None:

@@ -82,7 +82,7 @@ def test_a_read_ahead_of_a_folder_that_was_put_back_is_not_taken_for_fresh() -> 
     assert {*world.chains().judged(ROOT, "down")} == {day(3)}
 
 
-def test_a_commit_while_a_later_interval_is_computed_is_judged() -> None:
+def test_a_stale_result_that_is_committed_while_a_later_interval_is_computed_is_found() -> None:
     world = World({"up": (), "down": (UP,)})
     world.run("up", 1)
     old, _ = pin(world.chains(), replace(READER, interval=day(1)), UP)
