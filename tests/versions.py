@@ -31,12 +31,12 @@ LONG = [
     ),
     "tests/integration/test_connect.py",
     *(f"tests/contract/test_{name}.py" for name in ("sinks", "sink_late_rows", "sink_checks", "iceberg_sink")),
-    "tests/integration/test_airflow_kills.py::test_kill_9_of_the_driver",
-    "tests/integration/test_airflow_kills.py::test_kill_9_of_the_spark_server",
+    "tests/integration/test_airflow_kills.py::test_after_kill_9_of_the_driver_a_retry_succeeds",
+    "tests/integration/test_airflow_kills.py::test_after_kill_9_of_the_spark_server_a_retry_succeeds",
 ]
 SHORT = [
     "tests/integration/test_routing.py",
-    "tests/integration/test_differential.py::test_contract_of_the_row_api",
+    "tests/integration/test_differential.py::test_row_api_calls_equal_sparks_except_deleted_timers_and_wrong_types",
     "tests/integration/test_pandas.py",
     "tests/integration/test_replay_spark.py",
     "tests/integration/test_connect.py::test_a_driver_sees_nothing_of_the_driver_before",

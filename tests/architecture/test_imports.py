@@ -62,7 +62,7 @@ print(json.dumps(sorted(sys.modules.keys() - before)))
     ],
 )
 @pytest.mark.long("seconds", runs_in="ci")
-def test_importing_is_cheap(what: str, tmp_path: Path) -> None:
+def test_dags_and_plugins_import_no_heavy_modules(what: str, tmp_path: Path) -> None:
     env = {**os.environ, "AIRFLOW_HOME": str(tmp_path), "PYTHONPATH": python_path(ROOT / "plugins")}
     done = subprocess.run(
         [sys.executable, "-c", PROBE.format(what=what)],
@@ -81,7 +81,7 @@ def test_importing_is_cheap(what: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.long("seconds", runs_in="ci")
-def test_a_scheduler_has_what_its_tasks_import_and_nothing_of_a_pipeline(tmp_path: Path) -> None:
+def test_scheduler_preloads_modules_of_its_tasks_but_no_pipeline_code(tmp_path: Path) -> None:
     """Its workers are forks of it. What it imported may be neither a user's code nor start a thread."""
     code = """
 import json, sys, threading

@@ -35,13 +35,13 @@ def test_only_public_modules_are_imported(text: Path) -> None:
             assert found, f"{module} has no {name}"
 
 
-def test_the_pattern_sees_imports() -> None:
+def test_import_regex_finds_plain_from_and_indented_imports() -> None:
     seen = OURS.findall(
         "from cairn import Pipeline, register_data_sources\n    from state_backend.values import x\nimport cairn\n"
     )
     assert [module for module, _ in seen] == ["cairn", "state_backend.values", "cairn"]
 
 
-def test_what_a_callback_gets_is_public() -> None:
+def test_on_outcome_callback_gets_only_public_types() -> None:
     """`run_intervals` calls `on_outcome` with two values, and a user's function has annotations for them."""
     assert {*get_args(OnOutcome)[0]} == {cairn.Outcome, cairn.Progress}

@@ -38,7 +38,7 @@ def scheme_literals(source: str) -> Iterator[tuple[int, str]]:
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
-def test_no_other_module_knows_a_scheme(folder: str) -> None:
+def test_only_storage_adapters_contain_url_schemes(folder: str) -> None:
     modules = [path for path in MODULES if path.is_relative_to(REPOSITORY / folder)]
     assert modules
     found = [
@@ -58,6 +58,6 @@ def test_an_adapter_uses_its_own_scheme_only() -> None:
         assert not [text for _, text in scheme_literals(path.read_text()) if any(other in text for other in others)]
 
 
-def test_a_scheme_in_code_is_seen() -> None:
+def test_url_schemes_are_found_in_code_but_not_in_docstrings() -> None:
     source = '"""gs://docstring"""\nif root.startswith("gs://"):\n    url = f"s3://{bucket}"\n'
     assert list(scheme_literals(source)) == [(2, "gs://"), (3, "s3://")]

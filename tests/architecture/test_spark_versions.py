@@ -84,7 +84,7 @@ def private_uses(tree: ast.Module, own: set[str]) -> Iterator[str]:
                     yield name
 
 
-def test_one_module_uses_what_is_private(program: dict[Path, ast.Module]) -> None:
+def test_only_spark_versions_module_uses_private_names_of_pyspark_and_pandas(program: dict[Path, ast.Module]) -> None:
     own = own_names(iter(program.values()))
     found = {
         path.relative_to(REPOSITORY).as_posix(): used
@@ -104,7 +104,7 @@ def test_versions_are_compared_as_numbers() -> None:
     )
 
 
-def test_the_table_is_used(program: dict[Path, ast.Module]) -> None:
+def test_every_feature_in_the_spark_version_table_is_checked_in_code(program: dict[Path, ast.Module]) -> None:
     """Each row that is not a type of columns has a question, and the module has no second one."""
     asked = {
         node.args[0].value

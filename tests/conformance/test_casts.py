@@ -88,7 +88,7 @@ MISFITS = ["True", "300", "2**40", "2**63", "5.0", "'x'", "b'ab'", "D(5)", "date
 
 
 @pytest.mark.long("a quarter of a minute of Spark")
-def test_what_python_values_become_in_state(spark: SparkSession, tmp_path: Path) -> None:
+def test_python_values_in_state_match_spark_or_a_documented_difference(spark: SparkSession, tmp_path: Path) -> None:
     expectations = [
         *((name, f"({value},)", "same") for name, values in SAME.items() for value in values),
         *((name, f"({value},)", "refused") for name, values in REFUSED.items() for value in values),

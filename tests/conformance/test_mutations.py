@@ -25,11 +25,11 @@ PROGRAMS, SEEDS, COLUMNS = (200, range(4), range(400)) if LONG else (30, range(1
 @pytest.mark.spark
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("api", ["row", "pandas"])
-def test_programs_of_rows_and_frames(spark: SparkSession, tmp_path: Path, api: str, seed: int) -> None:
+def test_mutating_processors_give_what_spark_gives(spark: SparkSession, tmp_path: Path, api: str, seed: int) -> None:
     programs, rows, differences = run_query(spark, api, seed, PROGRAMS, tmp_path)
     assert differences == [], "\n".join(line[:1000] for line in differences[:20])
     assert programs == PROGRAMS and rows > 10 * PROGRAMS
 
 
-def test_programs_of_the_vectorised_api() -> None:
+def test_mutating_arrow_processors_give_unchanged_results() -> None:
     assert run_columns(COLUMNS) == []

@@ -165,7 +165,7 @@ def check(both: Both, states: dict[Any, Any], stuck: set[Any]) -> None:
 
 @pytest.mark.long("ten seconds of Spark")
 @pytest.mark.spark
-def test_processing_time_timeouts(spark: SparkSession, tmp_path: Path) -> None:
+def test_processing_time_timeouts_match_apply_in_pandas_with_state(spark: SparkSession, tmp_path: Path) -> None:
     both, states = run(spark, case_of(by_processing_time, PROCESSING), "ProcessingTimeTimeout", tmp_path)
     check(both, states, PROCESSING_STUCK)
     assert sum('"state": [true' in row["answer"] for row in both.cairn.outputs[1]) == 6
@@ -174,7 +174,7 @@ def test_processing_time_timeouts(spark: SparkSession, tmp_path: Path) -> None:
 
 @pytest.mark.spark
 @pytest.mark.long("half a minute of Spark's own streaming queries")
-def test_event_time_timeouts(spark: SparkSession, tmp_path: Path) -> None:
+def test_event_time_timeouts_match_apply_in_pandas_with_state(spark: SparkSession, tmp_path: Path) -> None:
     """No row is late: what each engine takes for late is tested elsewhere."""
     case = case_of(by_event_time, EVENT, time_mode="event", event_time="at", watermark_delay=timedelta(hours=1))
     both, states = run(spark, case, "EventTimeTimeout", tmp_path)
@@ -193,7 +193,7 @@ def under_transform_with_state(spark: SparkSession, folder: Path) -> Both:
 
 @pytest.mark.long("minutes: Spark's own streaming queries")
 @pytest.mark.spark
-def test_under_transform_with_state(spark: SparkSession, tmp_path: Path) -> None:
+def test_adapter_gives_the_same_under_transform_with_state_in_pandas(spark: SparkSession, tmp_path: Path) -> None:
     """The adapter gives under Spark's ``transformWithStateInPandas`` what it gives here."""
     assert under_transform_with_state(spark, tmp_path).differences() == []
 
@@ -251,7 +251,7 @@ def test_columns_have_the_dtypes_of_arrow() -> None:
         ({"input_schema": "k string, n"}, "'n' is not a column definition"),
     ],
 )
-def test_mistakes_are_told(changes: dict[str, Any], message: str) -> None:
+def test_wrong_arguments_of_pandas_with_state_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         pandas_with_state(
             scripted, **{"key": ["k"], "input_schema": "k string, n int", "state_schema": "n int", **changes}
@@ -259,7 +259,7 @@ def test_mistakes_are_told(changes: dict[str, Any], message: str) -> None:
 
 
 @pytest.mark.spark
-def test_the_documented_function(spark: SparkSession, tmp_path: Path) -> None:
+def test_documented_pandas_with_state_example_runs(spark: SparkSession, tmp_path: Path) -> None:
     """The block in the docs runs as it stands."""
     text = (Path(__file__).parents[2] / "docs" / "processors.md").read_text()
     blocks = [b.split("```")[0] for b in text.split("```python\n")[1:]]

@@ -42,7 +42,7 @@ def run(*arguments: str, tz: str | None) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize(("first", "seeds", "zone", "tz"), PROGRAMS)
 @pytest.mark.long("40 seconds for each pair of zones: a Spark of its own")
-def test_generated_programs(first: int, seeds: int, zone: str, tz: str | None) -> None:
+def test_generated_programs_match_spark_in_each_time_zone(first: int, seeds: int, zone: str, tz: str | None) -> None:
     arguments = ["--first", str(first), "--seeds", str(seeds), "--zone", zone, "--process-zone", tz or "UTC"]
     ran = run("tests.conformance.generator", *arguments, tz=tz)
     assert ran.returncode == 0, f"{ran.stdout}\n{ran.stderr[-2000:]}"

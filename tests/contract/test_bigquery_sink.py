@@ -64,7 +64,7 @@ def staged(server: BigQueryServer) -> list[str]:
 
 
 @pytest.mark.parametrize("rows", [2, 0])
-def test_a_call_that_dies_at_any_request(
+def test_publish_killed_at_any_request_is_completed_by_the_next_publish(
     rows: int, server: BigQueryServer, sink: TableSink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The sink dies before or after one of its requests. After the repeated call, the table has each row once."""
@@ -107,7 +107,7 @@ def transactions(server: BigQueryServer) -> int:
 
 
 @pytest.mark.parametrize("when", ["before", "after", "503"])
-def test_each_request_may_be_lost_or_lose_its_answer(when: str, server: BigQueryServer, sink: TableSink) -> None:
+def test_lost_requests_are_retried_and_each_job_runs_once(when: str, server: BigQueryServer, sink: TableSink) -> None:
     """The client sends the request again. A job keeps its id, so each job runs once."""
     at = lost = 0
     while lost == at:
@@ -130,7 +130,7 @@ def test_each_request_may_be_lost_or_lose_its_answer(when: str, server: BigQuery
     assert at > 8
 
 
-def test_the_requests_of_a_call(server: BigQueryServer, sink: TableSink) -> None:
+def test_repeated_publish_writes_nothing_and_first_deletes_no_rows(server: BigQueryServer, sink: TableSink) -> None:
     """A call that changes nothing sends one query. A first call of an interval deletes no rows: BigQuery would bill the day."""
     publish(sink, hour(0), 1, NEW)
     texts: list[str] = []
@@ -151,7 +151,7 @@ def test_the_requests_of_a_call(server: BigQueryServer, sink: TableSink) -> None
 
 
 @pytest.mark.parametrize(("slow", "fast"), [(0, 2), (2, 0), (2, 1), (0, 0)])
-def test_a_call_that_is_overtaken_reads_the_ids_again(
+def test_older_publish_does_not_replace_rows_of_a_newer_one_committed_meanwhile(
     slow: int, fast: int, server: BigQueryServer, sink: TableSink
 ) -> None:
     """Another process publishes a newer output of the interval, after this call's read and before its transaction."""
@@ -172,7 +172,7 @@ def test_a_call_that_is_overtaken_reads_the_ids_again(
 
 
 @pytest.mark.parametrize("at", ["UPDATE", "DELETE", "INSERT", "COMMIT"])
-def test_two_transactions_at_once(at: str, server: BigQueryServer, sink: TableSink) -> None:
+def test_concurrent_transactions_end_with_the_newer_rows(at: str, server: BigQueryServer, sink: TableSink) -> None:
     """BigQuery aborts the newer call's transaction while the older call's one is open. Then both have an effect, in this order."""
     publish(sink, hour(0), 1, OLD)
     outcome: list[Any] = []
@@ -202,7 +202,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 @pytest.mark.parametrize("first", [False, True])
-def test_calls_of_several_intervals_at_once(server: BigQueryServer, sink: TableSink, first: bool) -> None:
+def test_concurrent_publishes_of_intervals_all_succeed(server: BigQueryServer, sink: TableSink, first: bool) -> None:
     """Each transaction changes the same row, so BigQuery aborts all but one; each call tries again. First calls create each table once."""
     if not first:
         publish(sink, hour(0), 1, OLD)
@@ -245,7 +245,7 @@ def test_a_job_that_starts_late_changes_nothing(
     assert (server.rows("clicks", ["user"]), transactions(server)) == before
 
 
-def test_a_call_gives_up_after_many_refusals(server: BigQueryServer, sink: TableSink) -> None:
+def test_publish_gives_up_after_twelve_concurrent_update_errors(server: BigQueryServer, sink: TableSink) -> None:
     publish(sink, hour(0), 1, OLD)
     server.tables["cairn_publications_clicks"].changing = -1  # A transaction that never ends.
     before = len(server.jobs)
@@ -294,7 +294,7 @@ def test_a_large_file_is_sent_in_parts(
     assert server.rows("clicks", ["clicks"]) == [(n,) for n in range(6000)]
 
 
-def test_pages_of_rows(server: BigQueryServer, sink: TableSink) -> None:
+def test_rows_are_read_across_several_pages(server: BigQueryServer, sink: TableSink) -> None:
     rows = pa.table({"user": [f"u{n}" for n in range(11)], "clicks": range(11)})
     publish(sink, hour(0), 1, rows)
     assert hash_of_rows(sink.rows(hour(0), rows.schema)) == hash_of_rows(rows)
@@ -333,7 +333,7 @@ LISTS = pa.list_(pa.int64())
     ],
     ids=str,
 )
-def test_a_value_that_bigquery_can_not_hold(
+def test_values_and_column_names_that_bigquery_can_not_hold_are_refused(
     rows: pa.Table, message: str, server: BigQueryServer, sink: TableSink
 ) -> None:
     with pytest.raises(UsageError, match=message):
@@ -364,7 +364,7 @@ def test_a_value_that_bigquery_can_not_hold(
     ],
     ids=str,
 )
-def test_the_types_of_columns(
+def test_arrow_values_get_bigquery_column_types_and_are_read_back_unchanged(
     kind: pa.DataType, column: str, value: Any, server: BigQueryServer, sink: TableSink
 ) -> None:
     rows = of(kind, value) if pa.types.is_nested(kind) and not pa.types.is_struct(kind) else of(kind, value, None)
@@ -429,7 +429,7 @@ def test_a_column_is_not_widened_if_its_values_would_change(server: BigQueryServ
     assert server.rows("clicks", ["v"]) == [(2,), (2**53 + 1,)]
 
 
-def test_another_process_changes_the_columns_meanwhile(server: BigQueryServer, sink: TableSink) -> None:
+def test_columns_added_by_two_concurrent_publishes_are_both_kept(server: BigQueryServer, sink: TableSink) -> None:
     """The request that adds a column has the ETag of the table: BigQuery refuses the request, and the sink reads the table again."""
     publish(sink, hour(0), 1, NEW)
 
@@ -449,7 +449,7 @@ def own_table(server: BigQueryServer, **columns: str) -> None:
     server._create({"tableReference": {"tableId": "clicks"}, "schema": {"fields": fields}})
 
 
-def test_a_table_of_its_owner(server: BigQueryServer, sink: TableSink) -> None:
+def test_publish_to_an_existing_table_keeps_its_own_rows(server: BigQueryServer, sink: TableSink) -> None:
     own_table(server, note="STRING", clicks="NUMERIC")
     server.database.execute("INSERT INTO clicks VALUES ('mine', 1)")
     with pytest.raises(UsageError, match="has rows, but the sink has never written to it"):
@@ -467,7 +467,7 @@ def test_a_table_of_its_owner(server: BigQueryServer, sink: TableSink) -> None:
     assert sink.row_counts() == {hour(0): 2}
 
 
-def test_tables_that_the_sink_can_not_write(server: BigQueryServer, sink: TableSink) -> None:
+def test_unsupported_columns_and_broken_publication_rows_are_refused(server: BigQueryServer, sink: TableSink) -> None:
     sink.clear(OWNER)
     assert sink.row_counts() == {} and not server.tables
     own_table(server, interval_start="DATE")
@@ -490,7 +490,7 @@ def test_tables_that_the_sink_can_not_write(server: BigQueryServer, sink: TableS
         publish(sink, hour(0), 2, NEW)
 
 
-def test_a_dataset_that_is_missing(server: BigQueryServer) -> None:
+def test_error_for_a_missing_dataset_names_the_command_that_creates_it(server: BigQueryServer) -> None:
     nowhere = sinks.bigquery("nowhere.clicks", server.client)
     command = re.escape("bq --location=LOCATION mk --dataset shop-prod:nowhere")
     with pytest.raises(UsageError, match=f"has no dataset shop-prod.nowhere(?s:.*)\n{command}$"):

@@ -31,7 +31,7 @@ from tests.support.sink_calls import SECONDS
 
 @SECONDS
 @pytest.mark.parametrize("rows", [1, pytest.param(0, marks=pytest.mark.long("ten seconds"))])
-def test_a_call_of_iceberg_that_dies_at_any_request(rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_killed_publish_is_completed_by_the_next(rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """For each request to the catalog or the files, one case dies before it and one after. Then the sink is called again."""
     old, new = (
         pa.table({"user": users, "clicks": range(len(users))}) for users in (["old"], ["ann", "bob"][: 2 * rows])
@@ -77,7 +77,7 @@ def snapshots(tmp_path: Path) -> list[tuple[int, str | None]]:
 
 @pytest.mark.parametrize("error", [exceptions.CommitStateUnknownException, exceptions.CommitFailedException])
 @pytest.mark.parametrize("landed", [True, False])
-def test_a_result_that_the_iceberg_catalog_can_not_tell(
+def test_commit_with_unknown_result_is_repeated_only_if_it_did_not_land(
     landed: bool, error: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A refusal may be that of a repeated request: the HTTP client repeats a request whose answer was lost."""
@@ -99,7 +99,7 @@ def test_a_result_that_the_iceberg_catalog_can_not_tell(
 
 
 @SECONDS
-def test_a_call_of_iceberg_that_is_overtaken_reads_the_ids_again(
+def test_older_publish_does_not_replace_rows_of_a_newer_one_committed_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another process publishes a newer output of the interval, between this call's read and its commit. Both outputs may be empty."""
@@ -129,7 +129,7 @@ def test_a_call_of_iceberg_that_is_overtaken_reads_the_ids_again(
         assert failing.call_count == calls
 
 
-def test_an_iceberg_table_of_its_owner(tmp_path: Path) -> None:
+def test_publish_to_an_existing_table_keeps_its_own_rows_and_partitioning(tmp_path: Path) -> None:
     """Own types, no partitions, other rows, files of several intervals, and manifests that pyiceberg merges at once."""
     sink = iceberg(tmp_path)
     schema = Schema(
@@ -165,7 +165,7 @@ def test_an_iceberg_table_of_its_owner(tmp_path: Path) -> None:
     assert sink.row_counts() == {hour(0): 2}
 
 
-def test_an_iceberg_table_without_columns_of_the_interval(tmp_path: Path) -> None:
+def test_publish_adds_missing_interval_columns_to_an_existing_table(tmp_path: Path) -> None:
     sink = iceberg(tmp_path)
     with catalog(tmp_path) as opened:
         opened.create_table("shop.clicks", Schema(NestedField(1, "user", StringType(), required=False)))
@@ -174,7 +174,7 @@ def test_an_iceberg_table_without_columns_of_the_interval(tmp_path: Path) -> Non
     assert sink.row_counts() == {hour(0): 1}
 
 
-def test_the_files_and_ids_of_an_iceberg_table(tmp_path: Path) -> None:
+def test_published_checkpoint_ids_survive_expiry_of_snapshots(tmp_path: Path) -> None:
     """Partitions are days. The owner may expire all old snapshots: the ids stay. Metadata files do not become more and more."""
     sink = iceberg(tmp_path)
     user = pa.table({"user": ["ann"], "clicks": [1]})
@@ -240,7 +240,7 @@ STRUCT = pa.struct([("p", pa.int64()), ("l", pa.list_(pa.int64()))])
     ],
     ids=str,
 )
-def test_nested_values_of_an_iceberg_table(
+def test_nested_values_are_read_back_and_nulls_that_pyiceberg_loses_are_refused(
     kind_of_column: pa.DataType, loses: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With nulls or without, the values come back. pyiceberg loses nulls of some types: a call with a null in such a column fails."""
@@ -273,7 +273,7 @@ def nested(kind: pa.DataType, pick: random.Random, nulls: float) -> Any:
 @pytest.mark.s3
 @pytest.mark.long("seconds", runs_in="ci")
 @pytest.mark.parametrize("catalog_type", ["sql", "glue"])
-def test_an_iceberg_table_on_s3(catalog_type: str, tmp_path: Path) -> None:
+def test_publish_on_s3_replaces_rows_of_overlapping_intervals(catalog_type: str, tmp_path: Path) -> None:
     """moto stands in for S3 and Glue. It ignores the version that Glue compares in a commit, so no calls overtake each other here."""
     if catalog_type == "glue" and SEAWEEDFS:
         pytest.skip("SeaweedFS has no Glue")
@@ -310,7 +310,7 @@ def test_an_iceberg_table_on_s3(catalog_type: str, tmp_path: Path) -> None:
         assert sink.row_counts() == {hour(1): 2}
 
 
-def test_a_namespace_that_the_iceberg_catalog_lacks(tmp_path: Path) -> None:
+def test_error_for_a_missing_namespace_names_the_command_that_creates_it(tmp_path: Path) -> None:
     sink = sinks.iceberg("nowhere.clicks", "tests", iceberg_properties(tmp_path))
     with pytest.raises(UsageError, match=r"'tests' has no namespace 'nowhere'(?s:.*)create_namespace\('nowhere'\)"):
         publish(sink, hour(0), 1, pa.table({"user": ["ann"]}))

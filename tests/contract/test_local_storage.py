@@ -49,7 +49,7 @@ def test_leftovers_of_a_crash_are_invisible_and_go_after_a_day(tmp_path: Path, m
 
 
 @pytest.mark.parametrize("below", ["", "pipeline/"])
-def test_a_root_that_can_not_be_made_is_named(tmp_path: Path, below: str) -> None:
+def test_error_names_a_storage_root_that_can_not_be_created(tmp_path: Path, below: str) -> None:
     """F65: a bad root is an error of its own, never an empty storage. (A parent that is a file, not a missing
     permission, because root may do everything.)"""
     (tmp_path / "blocker").touch()
@@ -101,7 +101,7 @@ def test_a_symbolic_link_is_copied_by_content(tmp_path: Path) -> None:
     assert root.read("b") == b"state"
 
 
-def test_a_symbolic_link_that_leads_back_ends_no_listing(tmp_path: Path) -> None:
+def test_listing_is_complete_despite_cyclic_symbolic_links(tmp_path: Path) -> None:
     """To itself, to each other, to the folder, the root, or above the root; a link to another disk is followed."""
     storage = LocalStorage(tmp_path / "root")
     for path in ("checkpoints/1", "shared/one/0.sst", "shared/two/0.sst"):
@@ -170,7 +170,7 @@ def test_behind_a_symbolic_link_everything_is_read_and_nothing_is_changed(tmp_pa
     assert [f.name for f in file.parent.iterdir()] == ["0.sst"] and file.read_bytes() == b"state"
 
 
-def test_a_link_in_the_place_of_a_file_is_changed_itself(tmp_path: Path) -> None:
+def test_replace_and_delete_change_a_symbolic_link_and_not_its_target(tmp_path: Path) -> None:
     root, file = tmp_path / "root", tmp_path / "elsewhere"
     storage = LocalStorage(root)
     file.write_bytes(b"of others")
@@ -193,7 +193,7 @@ def test_a_link_in_the_place_of_a_file_is_changed_itself(tmp_path: Path) -> None
     assert file.read_bytes() == b"of others" and not (tmp_path / "missing").exists()
 
 
-def test_leftovers_and_room_behind_a_link_stay(tmp_path: Path) -> None:
+def test_temp_files_behind_a_symbolic_link_are_left_unchanged(tmp_path: Path) -> None:
     elsewhere, root = tmp_path / "elsewhere", tmp_path / "root"
     root.mkdir()
     elsewhere.mkdir()
@@ -255,7 +255,7 @@ def test_a_root_may_be_a_link(tmp_path: Path) -> None:
     assert (tmp_path / "disk" / "pipeline" / "a").is_dir()
 
 
-def test_a_full_or_read_only_disk_is_told_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_or_read_only_disk_is_reported_and_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     storage = LocalStorage(tmp_path)
     storage.create("before", b"")
     for number, advice in (
@@ -362,6 +362,6 @@ def test_processes_that_replace_one_file_lose_no_update(tmp_path: Path) -> None:
     assert LocalStorage(tmp_path).read("counter") == b"120"
 
 
-def test_names_too_long_for_the_disk_are_a_wrong_call(tmp_path: Path) -> None:
+def test_file_names_too_long_for_the_disk_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="shorter"):
         LocalStorage(tmp_path).create("x" * 300, b"")

@@ -109,7 +109,7 @@ class GroupWorld(World):
         assert chance or (self.tables == got and last == DAYS)
 
 
-def test_no_table_is_newer_than_another_and_no_reader_gets_what_does_not_fit() -> None:
+def test_tables_and_readers_of_a_group_stay_consistent_in_random_histories() -> None:
     assert sum(play(seed, GroupWorld) for seed in SEEDS) > len(SEEDS)
 
 
@@ -176,7 +176,7 @@ def test_of_two_commands_at_once_the_slower_one_leaves_no_older_rows(corrected: 
     assert {name: of[1][0] for name, of in world.tables.items()} == {name: world.ran[name, 1][1] for name in CHAIN}
 
 
-def test_hours_that_replace_a_day_wait_until_the_day_can_leave_the_sink() -> None:
+def test_hours_that_replace_a_published_day_are_published_only_when_complete() -> None:
     world = GroupWorld({"sales": (), "report": ()})
     hours, how = [Interval(START + n * DAY / 24, START + (n + 1) * DAY / 24) for n in range(24)], {"group": "board"}
     for name, intervals in (("report", hours), ("sales", [day(1)]), ("sales", hours)):
@@ -189,7 +189,7 @@ def test_hours_that_replace_a_day_wait_until_the_day_can_leave_the_sink() -> Non
             assert name == "report" or len(published) == {day(1): 1, hours[23]: 25}.get(interval, 0)
 
 
-def test_a_day_waits_for_its_hours_and_the_other_way_round() -> None:
+def test_daily_and_hourly_outputs_of_a_day_are_published_only_together() -> None:
     world, called = GroupWorld({"hours": (), "days": ()}), list[Output]()
     world.sinks = {n: lambda spark, files, i, at, n=n: called.append((n, i, at)) for n in world.edges}
 
@@ -212,7 +212,7 @@ def test_a_day_waits_for_its_hours_and_the_other_way_round() -> None:
         output_files(world.root, "hours", group=marker)
 
 
-def test_the_commands_and_readers_of_a_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_status_prints_the_command_that_publishes_a_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     world = GroupWorld({name: CHAIN[name] for name in ("sales", "report")}, root=f"file://{tmp_path}")
     monkeypatch.setattr("cairn.command.publish.load_code", world.load)
     for name, n in (("sales", 1), ("sales", 2), ("report", 1)):

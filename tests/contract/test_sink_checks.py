@@ -83,7 +83,7 @@ def test_check_names_planted_differences_and_rebuild_repairs_them(
         ("clicks/late@here", None, None),
     ],
 )
-def test_the_owner_that_a_table_stores(stored: str, stores: bool | None, takes_over: bool | None) -> None:
+def test_table_of_another_pipeline_refuses_writes(stored: str, stores: bool | None, takes_over: bool | None) -> None:
     """None: the table refuses the writer."""
     for wanted, agreed in ((stores, False), (takes_over, True)):
         if wanted is None:
@@ -227,7 +227,7 @@ def change_column(kind: str, change: str, tmp_path: Path, request: pytest.Fixtur
 
 
 @pytest.mark.long("a minute: 60 intervals in four processes")
-def test_four_processes_fill_a_table(
+def test_table_equals_the_output_of_four_concurrent_processes(
     kind: str, sink: TableSink, read: Callable[[], Rows], tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     """As with four active runs of Airflow: each process waits for the hour before, commits, and publishes all that waits."""

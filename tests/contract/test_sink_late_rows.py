@@ -174,7 +174,7 @@ def test_a_value_that_a_cast_would_change_is_refused(
         with_type(rows, "v", new)
 
 
-def test_mistakes_with_a_table_of_late_rows(sink: TableSink) -> None:
+def test_wrong_tables_and_columns_for_late_rows_are_refused(sink: TableSink) -> None:
     with pytest.raises(UsageError, match="has a table for late rows already"):
         sink.with_late_rows(sinks.delta("file:///late")).with_late_rows(sinks.delta("file:///late"))
     other = sinks.delta("file:///other")

@@ -58,7 +58,7 @@ from tests.support.tiers import ALL, REPOSITORY, at_tier
         ({hour(0, 24): 2, hour(1): 6}, (hour(0, 24), 5), None),
     ],
 )
-def test_the_rows_that_a_call_replaces(
+def test_publication_replaces_only_older_rows_of_overlapping_intervals(
     stored: dict[Interval, int], call: tuple[Interval, int], replaced: set[Interval] | None
 ) -> None:
     assert Publication(Owner("p", "log"), *call).replaces(stored) == replaced
@@ -85,7 +85,7 @@ def test_one_transaction_replaces_the_rows_of_an_overlapping_interval(
     assert read() == expected(tester)
 
 
-def test_an_empty_call_before_there_is_a_table_stops_an_old_call(sink: TableSink, read: Callable[[], Rows]) -> None:
+def test_empty_publish_without_a_table_blocks_an_older_publish(sink: TableSink, read: Callable[[], Rows]) -> None:
     users = pa.table({"user": ["ann"], "clicks": [1]})
     sink.publish(Publication(OWNER, hour(0), 2))
     publish(sink, hour(0), 1, users)
@@ -95,7 +95,7 @@ def test_an_empty_call_before_there_is_a_table_stops_an_old_call(sink: TableSink
 
 
 @pytest.mark.parametrize("healed_by", ["the next checkpoint", "publish", "rebuild"])
-def test_a_table_goes_back_with_the_output(
+def test_rows_retracted_by_a_restore_leave_the_table_even_after_a_kill(
     healed_by: str, sink: TableSink, read: Callable[[], Rows], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The process is killed between the restore and the table's change."""
@@ -135,7 +135,7 @@ def test_a_table_goes_back_with_the_output(
     assert [user for *_, user, _ in read()] == ["ann", "eve", "eve"]
 
 
-def test_an_old_call_a_repeated_call_and_calls_at_the_same_time_change_nothing(
+def test_old_repeated_and_concurrent_publications_leave_the_newest_rows(
     sink: TableSink, read: Callable[[], Rows], tmp_path: Path
 ) -> None:
     tester = run_of(sink, tmp_path)
@@ -296,7 +296,7 @@ HISTORIES = int(os.environ.get("CAIRN_HISTORIES", at_tier(fast=1, ci=4, all=25))
 
 
 @pytest.mark.parametrize("seed", range(HISTORIES))
-def test_any_history_of_runs_restores_quarantines_and_kills(
+def test_table_equals_the_output_after_random_runs_restores_and_kills(
     seed: int, kind: str, sink: TableSink, read: Callable[[], Rows], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The process is killed before or after a call of the other system. The next call publishes the rest."""
@@ -320,7 +320,7 @@ def test_any_history_of_runs_restores_quarantines_and_kills(
             assert SEEN[f"{kind}: {what}"] > HISTORIES // 5, (kind, what)
 
 
-def test_columns_that_the_output_gains(kind: str, sink: TableSink, tmp_path: Path) -> None:
+def test_columns_added_to_the_output_are_added_to_the_table(kind: str, sink: TableSink, tmp_path: Path) -> None:
     interval = hour(0)
     narrow = pa.table(
         {"a": pa.array([1, None], pa.int32()), "d": pa.array([Decimal("1.5"), None], pa.decimal128(5, 2))}
@@ -399,7 +399,7 @@ def test_every_type_comes_back(kind: str, sink: TableSink, tmp_path: Path) -> No
         assert hash_of_rows(found.select([name])) == hash_of_rows(rows.select([name])), name
 
 
-def test_the_url_of_a_table(kind: str, sink: TableSink, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_table_url_locates_a_table(kind: str, sink: TableSink, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     if kind == "bigquery":
         assert sink.table_url() == "bigquery://shop-prod/shop/clicks"
         assert sinks.bigquery("other.shop.clicks").table_url() == "bigquery://other/shop/clicks"
@@ -426,7 +426,7 @@ def test_the_url_of_a_table(kind: str, sink: TableSink, tmp_path: Path, request:
     assert sinks.postgres("clicks", own).table_url() == f"{where}/mine/clicks"
 
 
-def test_mistakes_are_named(kind: str, sink: TableSink, tmp_path: Path) -> None:
+def test_wrong_tables_columns_and_owners_are_refused(kind: str, sink: TableSink, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"has no scheme; expected a URL"):
         sinks.delta("/data/tables/clicks")
     with pytest.raises(UsageError, match=r"'a.b.c' is no table"):
@@ -450,7 +450,7 @@ def test_mistakes_are_named(kind: str, sink: TableSink, tmp_path: Path) -> None:
             publish(sink, hour(1), 2, pa.table({"user": ["ann"], "clicks": ["many"]}))
 
 
-def test_a_value_that_a_table_can_not_hold_is_named(kind: str, sink: TableSink, tmp_path: Path) -> None:
+def test_error_names_a_column_that_the_table_can_not_hold(kind: str, sink: TableSink, tmp_path: Path) -> None:
     spans = pa.table({"span": pa.array([timedelta(1)])})
     with pytest.raises(UsageError, match="can't write a value of type timedelta"):
         hash_of_rows(spans)
@@ -467,7 +467,7 @@ def test_a_value_that_a_table_can_not_hold_is_named(kind: str, sink: TableSink, 
             publish(sink, hour(0), 1, spans)
 
 
-def test_a_table_of_its_owner_keeps_its_types_and_columns(server: str, tmp_path: Path) -> None:
+def test_existing_postgres_table_keeps_its_columns_and_gets_wider_types(server: str, tmp_path: Path) -> None:
     with psycopg.connect(server, autocommit=True) as connection:
         connection.execute("CREATE SCHEMA shop")
         connection.execute(
@@ -483,7 +483,7 @@ def test_a_table_of_its_owner_keeps_its_types_and_columns(server: str, tmp_path:
         assert {("user", "character varying"), ("clicks", "bigint")} <= {*found.fetchall()}
 
 
-def test_a_role_with_another_zone_and_date_style(server: str) -> None:
+def test_time_zone_and_date_style_of_a_postgres_role_do_not_change_values(server: str) -> None:
     address = make_conninfo(server, options="-c timezone=Asia/Kolkata -c datestyle=German")
     sink = sinks.postgres("dated", address)
     rows = EVERY_TYPE.select(["at", "day", "wall"])
@@ -495,7 +495,7 @@ def test_a_role_with_another_zone_and_date_style(server: str) -> None:
 
 
 @pytest.mark.parametrize("shared", ["turns", "cairn_publications"], ids=["of the table", "of all tables"])
-def test_a_call_of_postgres_waits_for_the_lock_of_another(shared: str, server: str) -> None:
+def test_postgres_publish_waits_for_the_advisory_lock_of_another_transaction(shared: str, server: str) -> None:
     with psycopg.connect(server, autocommit=True) as connection:
         connection.execute("DROP TABLE IF EXISTS turns, cairn_publications")  # the first call creates them
     sink = sinks.postgres("turns", server)
@@ -520,7 +520,7 @@ def test_a_rebuild_keeps_rows_that_the_sink_did_not_write(server: str) -> None:
         assert sink.row_counts() == {None: 1}
 
 
-def test_the_blocks_of_the_page(
+def test_code_examples_of_the_tables_page_run(
     server: str,
     stand_in: BigQueryServer,
     tmp_path: Path,
@@ -571,7 +571,7 @@ def test_a_connection_string_that_cannot_be_read_is_not_shown() -> None:
         ("pyiceberg", "iceberg", sinks.iceberg("shop.t")),
     ],
 )
-def test_a_missing_library_is_named_with_its_command(
+def test_error_for_a_missing_sink_library_names_the_install_command(
     library: str, extra: str, sink: TableSink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, library, None)

@@ -194,7 +194,7 @@ def test_of_many_creators_exactly_one_wins(storage: Storage) -> None:
         assert storage.read(path) == b"%d" % won
 
 
-def test_in_memory_no_writer_comes_between_the_look_of_another_and_its_write(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_storage_checks_and_writes_in_one_atomic_step(monkeypatch: pytest.MonkeyPatch) -> None:
     class Slow(dict[str, Any]):
         def __contains__(self, key: object) -> bool:
             return self.get(key) is not None
@@ -216,7 +216,7 @@ def test_in_memory_no_writer_comes_between_the_look_of_another_and_its_write(mon
         assert sorted(pool.map(lambda _: storage.delete("a"), range(4))) == [False, False, False, True]
 
 
-def test_what_is_absent_is_told_as_absent(storage: Storage, tmp_path: Path) -> None:
+def test_absent_files_are_reported_as_absent_by_every_operation(storage: Storage, tmp_path: Path) -> None:
     storage.create("folder/file", b"x")
     for path in ("nothing", "folder/nothing", "nowhere/nothing", "folder"):
         assert storage.stat(path) is None
@@ -279,7 +279,7 @@ def test_replace_and_delete_match_the_generation(storage: Storage) -> None:
     assert storage.stat("record") is None
 
 
-def test_no_generation_comes_back(storage: Storage) -> None:
+def test_generations_are_never_reused(storage: Storage) -> None:
     """Not by replacing, and not by deleting and creating, however fast. On S3, the same bytes have the same generation."""
     seen = []
     for n in range(50):
@@ -338,7 +338,7 @@ def test_a_copy_does_not_depend_on_its_source(
     assert paths(storage, "shared/") == ["shared/two/1.sst"]
 
 
-def test_a_copy_is_as_old_as_its_path(storage: Storage, tmp_path: Path) -> None:
+def test_copied_file_gets_the_time_of_the_copy(storage: Storage, tmp_path: Path) -> None:
     """By its age a sweep tells an attempt under way from what a dead one left. On a disk a copy is a link to the old file."""
     source = local(tmp_path / "source")
     handle = source.create("a", b"state")
@@ -351,7 +351,7 @@ def test_a_copy_is_as_old_as_its_path(storage: Storage, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ahead_s", [-3600, 3600])
-def test_no_clock_of_a_host_dates_a_file(
+def test_modification_times_do_not_depend_on_the_clock_of_the_host(
     storage: Storage, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, ahead_s: int
 ) -> None:
     if "memory" in request.node.callspec.id:
@@ -404,7 +404,7 @@ def test_a_damaged_file_is_refused_and_nothing_is_left(storage: Storage, tmp_pat
     assert (tmp_path / "out" / "kept").read_bytes() == b"before"
 
 
-def test_download_trusts_size_and_crc_apart(storage: Storage, tmp_path: Path) -> None:
+def test_download_checks_size_and_crc_independently(storage: Storage, tmp_path: Path) -> None:
     handle = storage.create("a", b"data")
     for wrong in (changed(handle, crc32c=handle.crc32c ^ 1), changed(handle, size_bytes=5)):
         with pytest.raises(CorruptFile):
@@ -412,7 +412,7 @@ def test_download_trusts_size_and_crc_apart(storage: Storage, tmp_path: Path) ->
     assert not list(tmp_path.glob("*got*"))
 
 
-def test_local_ends_that_fail(storage: Storage, tmp_path: Path) -> None:
+def test_absent_upload_source_and_blocked_download_target_are_reported(storage: Storage, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "folder").mkdir()
     for absent in (tmp_path / "absent", tmp_path / "folder"):
@@ -508,7 +508,7 @@ def test_all_files_are_removed_and_counted(
 # --- opening --------------------------------------------------------------------------------------------------------------
 
 
-def test_open_storage_by_url(tmp_path: Path) -> None:
+def test_local_path_and_file_url_open_the_same_storage(tmp_path: Path) -> None:
     open_storage(f"file://{tmp_path}").create("p/a", b"1")
     below = open_storage(join_url(str(tmp_path), "p"))
     assert below.read("a") == b"1"
@@ -527,11 +527,11 @@ def test_open_storage_by_url(tmp_path: Path) -> None:
         ("{{ var.value.root }}", False),
     ],
 )
-def test_only_storage_over_a_network_is_asked_less_often(url: str, over_network: bool) -> None:
+def test_bucket_urls_count_as_network_storage_and_local_urls_do_not(url: str, over_network: bool) -> None:
     assert is_over_network(url) == over_network
 
 
-def test_memory_by_url_is_one_per_name(request: pytest.FixtureRequest) -> None:
+def test_memory_urls_with_the_same_name_share_one_storage(request: pytest.FixtureRequest) -> None:
     name = f"memory://{request.node.name}"
     open_storage(name).create("p/a", b"1")
     assert open_storage(join_url(name, "p")).read("a") == b"1"
@@ -631,7 +631,7 @@ def test_a_write_whose_end_is_not_known_is_an_unknown_outcome(tmp_path: Path, mo
         storage.create("a", b"data")
 
 
-def test_without_googles_client_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_for_missing_google_client_names_the_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [n for n in sys.modules if n == "google.cloud.storage" or n.startswith("google.cloud.storage.")]:
         monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.setitem(sys.modules, "google.cloud.storage", None)
@@ -653,7 +653,7 @@ def google_answers(status: int, **headers: str) -> Any:
     return SimpleNamespace(of_this_process=lambda: client, _client=lambda: client)
 
 
-def test_bytes_that_arrive_otherwise_than_the_server_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_read_with_a_wrong_checksum_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     storage = gcs(Path())
     storage.create("a", b"data")
     monkeypatch.setattr("state_backend.adapters.object_store.google_crc32c.value", lambda _: 5)
@@ -663,7 +663,7 @@ def test_bytes_that_arrive_otherwise_than_the_server_has_them(monkeypatch: pytes
         storage.read("a")
 
 
-def test_a_replaced_file_that_is_stored_otherwise_is_looked_at() -> None:
+def test_replacement_stored_with_the_wrong_size_is_an_unknown_outcome() -> None:
     """What was there before is gone, so that nothing can be taken back."""
     storage: Any = gcs(Path())
     handle = Handle(path="a", size_bytes=4, crc32c=1)
@@ -674,7 +674,7 @@ def test_a_replaced_file_that_is_stored_otherwise_is_looked_at() -> None:
         compared(storage.cloud, Found(other, other.crc32c), handle, 7, "replace 'a'")
 
 
-def test_an_upload_of_which_the_server_lost_a_part_is_begun_again() -> None:
+def test_upload_that_the_server_stored_only_partly_is_reported_as_lost() -> None:
     session = gcs_storage._Session(google_answers(308, Range="bytes=0-1"), "url")
     session._at = 4
     with pytest.raises(Interrupted, match="stored only a part"):

@@ -108,7 +108,7 @@ def test_state_is_that_of_pandas(spark: SparkSession, four_months: tuple[Path, l
     assert validate_checkpoint(spark, AIRCRAFT, str(root), records[-1]).success
 
 
-def test_counts_are_recorded(four_months: tuple[Path, list[Record]]) -> None:
+def test_source_row_counts_are_recorded_in_the_checkpoint(four_months: tuple[Path, list[Record]]) -> None:
     """What a row may lack is counted in the checkpoint, and the rows that were read are the rows that were processed."""
     _, records = four_months
     first = records[0].content
@@ -123,7 +123,7 @@ def test_counts_are_recorded(four_months: tuple[Path, list[Record]]) -> None:
         assert record.content.source_position["counts"]["rows"] == record.content.totals.input_rows
 
 
-def test_a_day_uploads_what_it_changed(four_months: tuple[Path, list[Record]]) -> None:
+def test_uploaded_bytes_are_at_most_four_times_the_changed_bytes(four_months: tuple[Path, list[Record]]) -> None:
     """At most four times the bytes of the changed entries over the whole history, compactions included, and never a file
     that the base had."""
     root, records = four_months
@@ -147,7 +147,7 @@ def test_a_day_uploads_what_it_changed(four_months: tuple[Path, list[Record]]) -
     assert there == needed
 
 
-def test_a_day_again_is_identical(spark: SparkSession, four_months: tuple[Path, list[Record]]) -> None:
+def test_rerun_of_a_day_gives_identical_output(spark: SparkSession, four_months: tuple[Path, list[Record]]) -> None:
     """A re-run of the last day: byte-identical output files and an equal digest; its base is the same."""
     root, records = four_months
     again = run_interval(spark, AIRCRAFT, day(DAYS - 1), str(root))

@@ -227,7 +227,7 @@ def test_a_correction_goes_through_a_chain_of_dags(airflow: AirflowServer, data:
 
 
 @pytest.mark.long("40 seconds: three runs of a form")
-def test_a_range_in_one_go_from_the_form(airflow: AirflowServer, data: Path, three_days: ThreeDays) -> None:
+def test_range_run_gives_digests_of_separate_runs(airflow: AirflowServer, data: Path, three_days: ThreeDays) -> None:
     """The days of the test above, on another root: a dry run, all of them, and the same once more. Each has the digest that it had as a
     run of its own."""
     client, days = airflow.client, {"from": day(1)[:10], "to": day(3)[:10]}
@@ -361,7 +361,7 @@ def test_stopping_with_a_savepoint_loses_no_interval(
 
 @pytest.mark.usefixtures("three_days")
 @pytest.mark.long("half a minute")
-def test_going_back_waits_for_a_person(airflow: AirflowServer, data: Path) -> None:
+def test_restore_commits_only_after_approval_in_airflow(airflow: AirflowServer, data: Path) -> None:
     """Back to day 2: it asks, validates on Spark, commits; the next interval starts from there."""
     client, dag_id = airflow.client, "aircraft_restore"
     log = log_of(data)

@@ -106,7 +106,7 @@ def wait_for_interrupt(day: HeldDay) -> None:
         wait_until(lambda: "interrupted operations of an earlier try" in day.log_of_try(2), 120, "the interrupt")
 
 
-def test_kill_9_of_the_driver(killing: Begin) -> None:
+def test_after_kill_9_of_the_driver_a_retry_succeeds(killing: Begin) -> None:
     """Its operation goes on at the server, until the next try interrupts it. F25: that try begins at the last checkpoint."""
     day = killing()
     os.kill(day.drivers()[0], signal.SIGKILL)
@@ -118,7 +118,7 @@ def test_kill_9_of_the_driver(killing: Begin) -> None:
     assert "the Spark driver was killed (SIGKILL)" in day.log_of_try(1)
 
 
-def test_kill_9_of_the_task_process(killing: Begin) -> None:
+def test_kill_9_of_the_task_process_ends_its_driver_and_a_retry_succeeds(killing: Begin) -> None:
     """The kernel ends the driver with it."""
     day = killing()
     (driver,) = day.drivers()
@@ -129,7 +129,7 @@ def test_kill_9_of_the_task_process(killing: Begin) -> None:
     assert len(day.tries()) == 2
 
 
-def test_kill_9_of_the_supervisor_with_two_live_writers(killing: Begin) -> None:
+def test_after_kill_9_of_the_supervisor_with_two_live_writers_a_retry_succeeds(killing: Begin) -> None:
     """The task sees that its supervisor is gone and stops its driver; Airflow sees only that heartbeats are missing, and
     starts a second try. The worst case: the driver is frozen and can't interrupt its operation, which goes on writing at
     the server until the second try interrupts it."""
@@ -145,7 +145,9 @@ def test_kill_9_of_the_supervisor_with_two_live_writers(killing: Begin) -> None:
     assert len(day.tries()) == 2
 
 
-def test_kill_9_of_the_spark_server(airflow: AirflowServer, killing: Begin, spark_server: SparkConnectServer) -> None:
+def test_after_kill_9_of_the_spark_server_a_retry_succeeds(
+    airflow: AirflowServer, killing: Begin, spark_server: SparkConnectServer
+) -> None:
     """The task says what it lost, and the next try runs on the server that takes its place. (Airflow starts no servers.)"""
     day = killing()
     spark_server.kill()
@@ -158,7 +160,7 @@ def test_kill_9_of_the_spark_server(airflow: AirflowServer, killing: Begin, spar
     assert "lost its Spark Connect server" in day.log_of_try(1)
 
 
-def test_marked_failed_by_a_person(airflow: AirflowServer, killing: Begin) -> None:
+def test_marking_a_task_failed_ends_its_driver_and_its_spark_operation(airflow: AirflowServer, killing: Begin) -> None:
     """on_kill ends the task, its driver, and the operation on the server. Cleared, the run succeeds."""
     day = killing()
     airflow.client.fail_task(day.dag_id, day.run_id, "process")
@@ -171,7 +173,7 @@ def test_marked_failed_by_a_person(airflow: AirflowServer, killing: Begin) -> No
     assert len(day.tries()) == 2
 
 
-def test_a_driver_ends_with_a_try_that_took_too_long(killing: Begin) -> None:
+def test_task_timeout_ends_the_driver_and_a_retry_succeeds(killing: Begin) -> None:
     """The driver and its operation end with the try that took too long; the next one is quicker."""
     day = killing(DAG_WITH_TIMEOUT)
     wait_until(lambda: not day.drivers(), 70, "the driver is gone")
@@ -185,7 +187,7 @@ def weather_hour(n: int) -> datetime:
     return FIRST_HOUR + n * HOUR
 
 
-def test_two_stateful_tasks_and_who_waits_for_them(airflow: AirflowServer, folder: Path) -> None:
+def test_two_stateful_tasks_of_a_dag_commit_checkpoints_independently(airflow: AirflowServer, folder: Path) -> None:
     """Two hours under a real scheduler. Each stateful task commits its own checkpoint; the second fails in the second hour
     and takes nothing from the first. The DAG that is scheduled on the asset runs, and knows which checkpoints it is for."""
     client = airflow.client

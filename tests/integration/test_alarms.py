@@ -158,7 +158,7 @@ def metrics_of(datagrams: list[bytes]) -> dict[str, list[tuple[str, float]]]:
         ("statsd_on", statsd, metrics_of),
     ],
 )
-def test_what_the_operators_send_reaches_a_collector(
+def test_operator_metrics_reach_a_collector_by_the_documented_settings(
     switch: str, server: Any, read: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the settings of the page, but for the port."""

@@ -52,7 +52,7 @@ def test_folders_of_a_hierarchical_namespace_are_no_files(server: FaultyProxy) -
     assert storage.folders("") == ("a", "c")
 
 
-def test_another_writers_blocks_make_an_upload_begin_again(
+def test_upload_whose_blocks_azure_has_dropped_is_reported_as_lost(
     server: FaultyProxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Azure drops all other blocks of a name when somebody writes a file of this name. Azurite keeps the blocks."""
@@ -73,7 +73,7 @@ def test_another_writers_blocks_make_an_upload_begin_again(
     assert storage.upload("a", tmp_path / "file") == handle_of("a", LARGE)
 
 
-def test_of_many_deletes_a_failure_is_told(server: FaultyProxy, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_delete_in_a_batch_is_reported(server: FaultyProxy, monkeypatch: pytest.MonkeyPatch) -> None:
     storage, forward = fresh(), server.forward
     for path in ("a", "b"):
         storage.create(path, NEW)
@@ -144,7 +144,7 @@ def test_each_refusal_has_an_error_with_its_next_step(
     assert isinstance(made, error) and says in str(made) and "secret" not in str(made)
 
 
-def test_other_errors_of_the_sdk(server: FaultyProxy) -> None:
+def test_sdk_errors_are_classified_by_whether_the_request_may_have_had_an_effect(server: FaultyProxy) -> None:
     cloud = fresh().cloud
     made = failure_of(cloud, ClientAuthenticationError("no login"))
     assert made.refused is not None and "AZURE_STORAGE_ACCOUNT" in made.refused[1] and not made.may_have_effect
@@ -153,7 +153,7 @@ def test_other_errors_of_the_sdk(server: FaultyProxy) -> None:
     assert failure_of(cloud, KeyError()).kind == "unknown"
 
 
-def test_urls_and_logins(server: FaultyProxy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_login_selects_the_credential(server: FaultyProxy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     url = "abfss://box@acc.dfs.core.windows.net/state"
 
     def credential(url: str, **login: str) -> Any:

@@ -196,7 +196,7 @@ def pipe_of(name: str, airflow: AirflowServer, folder: Path) -> Pipe:
     return Pipe(airflow, CASES[name], folder)
 
 
-def test_weekdays_in_berlin_over_the_change_of_clocks(airflow: AirflowServer, folder: Path, tmp_path: Path) -> None:
+def test_berlin_weekdays_match_oracle_over_clock_change(airflow: AirflowServer, folder: Path, tmp_path: Path) -> None:
     pipe = pipe_of("berlin_spring", airflow, folder)
     assert (pipe.case.intervals[2].end - pipe.case.intervals[2].start) == timedelta(hours=71)
     play(pipe, tmp_path)

@@ -148,7 +148,7 @@ def test_a_driver_ends_with_the_process_that_was_killed(stack: Stack, killed: st
     assert len(day.tries()) == 2
 
 
-def test_kill_9_of_a_whole_worker(stack: Stack) -> None:
+def test_after_kill_9_of_a_celery_worker_the_other_worker_runs_the_retry(stack: Stack) -> None:
     """As if its host were gone, with the copies that it had: the other one makes the retry, from the storage."""
     day = stack.day()
     lost = stack.worker_of(day)

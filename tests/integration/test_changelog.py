@@ -42,7 +42,7 @@ def state_objects(root: Path) -> set[str]:
     return files(root / "counting" / "shared")
 
 
-def test_a_hundred_keys_write_no_state_object_and_no_change_writes_records_only(
+def test_few_changes_write_no_state_file_and_an_empty_interval_writes_only_records(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     """F66. A hundred keys of all kinds of state, with timers and expiry, over many more that lie in files."""
@@ -74,7 +74,7 @@ def test_a_hundred_keys_write_no_state_object_and_no_change_writes_records_only(
     }
 
 
-def test_a_savepoint_of_segments_has_none(spark: SparkSession, tmp_path: Path) -> None:
+def test_savepoint_of_changelog_segments_contains_only_files(spark: SparkSession, tmp_path: Path) -> None:
     root = tmp_path / "root"
     DAYS[day(0).start] = users(range(100), "fig")
     record = run_interval(spark, counting(), day(0), str(root), "changelog")

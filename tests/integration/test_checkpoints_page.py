@@ -139,7 +139,7 @@ def test_a_chart_says_figures_and_zooms(airflow: ShownAirflow, vera: Chrome) -> 
     assert "first=10&last=20" in vera.current_url
 
 
-def test_what_a_run_restored_and_committed(airflow: ShownAirflow, vera: Chrome) -> None:
+def test_run_page_shows_restored_and_committed_checkpoints(airflow: ShownAirflow, vera: Chrome) -> None:
     frame(airflow, vera, f"/dags/rides/runs/{RUN}/plugin/cairn-checkpoints-dag-run")
     wait_for(lambda: "Committed: checkpoint 14" in said(vera))
     assert "Restored: checkpoint 13" in said(vera) and "refreshed every 5 s" in said(vera)
@@ -147,7 +147,7 @@ def test_what_a_run_restored_and_committed(airflow: ShownAirflow, vera: Chrome) 
     wait_for(lambda: "This try" in said(vera) and "Committed by an earlier try: checkpoint 12" in said(vera))
 
 
-def test_all_pipelines_one_of_them_hostile_and_one_silent(airflow: ShownAirflow, vera: Chrome) -> None:
+def test_overview_lists_pipelines_with_hostile_name_or_silent_storage(airflow: ShownAirflow, vera: Chrome) -> None:
     frame(airflow, vera, ALL)
     rows = {
         row.get_attribute("data-pipeline"): row.text for row in vera.find_elements(By.CSS_SELECTOR, "tr[data-pipeline]")
@@ -174,7 +174,7 @@ def test_theme_and_zone_are_airflows(
     assert f"2024-01-10 {midnight}" in said(chrome)
 
 
-def test_a_phone_and_a_keyboard_are_enough(airflow: ShownAirflow, vera: Chrome) -> None:
+def test_pages_fit_a_narrow_screen_and_all_controls_have_names(airflow: ShownAirflow, vera: Chrome) -> None:
     rides = f"{airflow.url}/cairn/checkpoints/p/{key_of(airflow, 'rides')}"
     try:
         vera.set_window_size(500, 900)
@@ -228,7 +228,7 @@ def change(airflow: ShownAirflow, statement: str, *values: Any) -> None:
         assert database.execute(statement, values).rowcount == 1
 
 
-def test_an_xcom_makes_no_object_in_the_api_server(airflow: ShownAirflow) -> None:
+def test_forged_xcom_that_names_a_class_is_ignored_by_the_page(airflow: ShownAirflow) -> None:
     """A task returns a text that names a class. Airflow's reader looks for the class, and the page would end with an error."""
     entries = f"/api/v2/dags/rides/dagRuns/{RUN}/taskInstances/savepoint/xcomEntries"
     airflow.call("POST", entries, {"key": "return_value", "value": {"checkpoint": 3}})

@@ -87,7 +87,7 @@ def pipeline_over(folder: Path, ranged: bool = False, **changes: Any) -> Any:
 
 
 @pytest.mark.parametrize("ranged", [False, True])
-def test_days_of_files_are_what_they_are_one_by_one(
+def test_chunks_of_days_give_the_results_of_single_intervals(
     ranged: bool, spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "cairn")
@@ -114,7 +114,7 @@ def test_days_of_files_are_what_they_are_one_by_one(
 
 
 @pytest.mark.parametrize("of_time", ["timestamp", "timestamp_ntz", "range"])
-def test_observed_watermarks_are_what_they_are_one_by_one(
+def test_chunks_with_observed_watermarks_give_the_results_of_single_intervals(
     of_time: str, spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "cairn")
@@ -139,7 +139,7 @@ def test_observed_watermarks_are_what_they_are_one_by_one(
 
 
 @pytest.mark.parametrize("ranged", [False, True])
-def test_rows_of_an_older_list_of_files_are_refused_in_the_middle_of_a_chunk(
+def test_cached_rows_are_refused_if_the_source_lists_other_files(
     ranged: bool, spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     write_days(tmp_path)
@@ -162,7 +162,7 @@ def test_rows_of_an_older_list_of_files_are_refused_in_the_middle_of_a_chunk(
     assert len(results(pipeline, tmp_path / "root")) == 6
 
 
-def test_a_row_of_no_interval_that_was_asked_for_is_refused(
+def test_rows_outside_of_the_requested_intervals_are_refused(
     spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Together the job fails, and alone the interval names the mistake."""
@@ -182,7 +182,7 @@ def test_a_row_of_no_interval_that_was_asked_for_is_refused(
 
 
 @pytest.mark.parametrize("why", ["can combine rows", "columns, types or nullability"])
-def test_a_range_source_whose_rows_may_differ_is_asked_for_each_interval(
+def test_range_source_that_combines_rows_or_changes_schema_is_read_per_interval(
     why: str, spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     @range_source
@@ -208,7 +208,7 @@ WHY_ALONE = {
 
 
 @pytest.mark.parametrize("reads", WHY_ALONE)
-def test_a_source_is_run_one_by_one(
+def test_source_with_a_union_or_its_own_output_runs_one_interval_at_a_time(
     reads: str, spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "cairn")
@@ -263,7 +263,7 @@ def pairs_of_days(folder: Path, reads: str) -> Any:
 
 
 @pytest.mark.parametrize("reads", READS)
-def test_what_another_pipeline_made_is_read_as_one_by_one(
+def test_upstream_data_read_in_chunks_gives_the_results_of_single_intervals(
     reads: str, spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "cairn")
@@ -284,7 +284,7 @@ def test_what_another_pipeline_made_is_read_as_one_by_one(
 
 
 @pytest.mark.parametrize("reads", ["rows", "rows of a function"])
-def test_a_correction_of_another_pipeline_ends_the_chunk_that_has_read_the_rows_before(
+def test_chunk_that_read_upstream_rows_before_their_correction_is_not_committed(
     reads: str, spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     write_days(tmp_path)
@@ -306,7 +306,7 @@ def test_a_correction_of_another_pipeline_ends_the_chunk_that_has_read_the_rows_
 
 
 @pytest.mark.long("half a minute of Spark")
-def test_days_on_a_spark_connect_server(tmp_path: Path) -> None:
+def test_chunks_on_a_spark_connect_server_give_the_results_of_single_intervals(tmp_path: Path) -> None:
     write_days(tmp_path)
     with SparkConnectServer(REPOSITORY, log_dir=tmp_path / "logs") as server:
         done = subprocess.run(

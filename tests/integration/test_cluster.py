@@ -200,7 +200,7 @@ def test_both_hosts_work_and_get_cairn_from_the_driver(stack: Stack) -> None:
     stack.note("none", f"executors on {' and '.join(sorted(stack.seen().added))}", day)
 
 
-def test_a_host_is_lost(stack: Stack) -> None:
+def test_shards_of_a_lost_host_run_again_on_the_other_host(stack: Stack) -> None:
     """kill -9 of its Spark worker and of all that this one started."""
     day = stack.day("plain")
     lost = [t for t in day.shard_tries() if t.host == FIRST]
@@ -216,7 +216,7 @@ def test_a_host_is_lost(stack: Stack) -> None:
     stack.cluster.start_worker(FIRST)
 
 
-def test_one_of_three_hosts_is_lost(stack: Stack) -> None:
+def test_shard_of_one_lost_host_of_three_runs_again_on_another_host(stack: Stack) -> None:
     stack.cluster.start_worker(SPARE)
     day = stack.day("three")
     lost, *kept = day.shard_tries()
@@ -232,7 +232,7 @@ def test_one_of_three_hosts_is_lost(stack: Stack) -> None:
         stack.cluster.start_worker(lost.host)
 
 
-def test_an_executor_is_killed(stack: Stack) -> None:
+def test_interval_succeeds_after_an_executor_is_killed(stack: Stack) -> None:
     day = stack.day("plain")
     lost = [t for t in day.shard_tries() if t.host == SECOND]
     assert lost, "no shard was there, so this shows nothing"
@@ -244,7 +244,7 @@ def test_an_executor_is_killed(stack: Stack) -> None:
     stack.note("executor killed", f"{len(lost)} shards run again; {removed[0]}", day)
 
 
-def test_the_driver_is_killed(stack: Stack) -> None:
+def test_after_the_driver_is_killed_a_retry_succeeds(stack: Stack) -> None:
     """Of the Spark application; its executors end with it, and Airflow's retry starts another one."""
     day = stack.day("plain")
     (driver,) = day.drivers()
@@ -256,7 +256,7 @@ def test_the_driver_is_killed(stack: Stack) -> None:
     stack.note("driver killed", "another application", day)
 
 
-def test_a_slow_shard_is_copied(stack: Stack) -> None:
+def test_slow_shard_is_computed_by_a_speculative_copy_on_the_other_host(stack: Stack) -> None:
     """The slow one would wait for minutes; its copy on the other host does not, and is the one that counts."""
     day = stack.day("speculation", held="0")
     day.succeed()
@@ -268,7 +268,7 @@ def test_a_slow_shard_is_copied(stack: Stack) -> None:
     stack.note("speculation", f"shard 0 on {first.host}, copied to {copy.host}; {', '.join(seen.failures)}", day)
 
 
-def test_executors_come_and_go(stack: Stack) -> None:
+def test_interval_succeeds_while_dynamic_allocation_adds_and_removes_executors(stack: Stack) -> None:
     """Dynamic allocation begins with one executor, adds another while shards wait, and takes the idle one away while a shard is at
     work."""
     day = stack.day("dynamic", held="0")
@@ -286,7 +286,7 @@ def test_executors_come_and_go(stack: Stack) -> None:
 # Those below on a Connect server of the cluster, whose executors live longer than a day.
 
 
-def test_a_host_is_decommissioned(stack: Stack) -> None:
+def test_shards_of_a_decommissioned_host_run_again_on_the_other_host(stack: Stack) -> None:
     """As a provider takes a host back: it is announced, nothing more is started there, and then the host is gone, with a shard at
     work. (Without the second part Spark lets the shard end there.)"""
     stack.connect_server()
@@ -304,7 +304,7 @@ def test_a_host_is_decommissioned(stack: Stack) -> None:
     stack.cluster.start_worker(FIRST)
 
 
-def test_a_disk_is_full(stack: Stack) -> None:
+def test_tasks_that_fail_on_a_full_disk_need_no_airflow_retry(stack: Stack) -> None:
     """That of the second host's TMPDIR. Shards fail there, and run on the first."""
     if not stack.small_disk:
         pytest.skip("this user may not mount a tmpfs")
@@ -325,7 +325,7 @@ def test_a_disk_is_full(stack: Stack) -> None:
     stack.note("full disk", f"{len(failures)} tasks failed: {', '.join(sorted(set(failures)))}", day)
 
 
-def test_the_connect_server_is_killed(stack: Stack) -> None:
+def test_after_the_connect_server_is_killed_a_retry_succeeds(stack: Stack) -> None:
     stack.connect_server()
     day = stack.day("connect")
     stack.connect.kill()

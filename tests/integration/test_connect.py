@@ -231,7 +231,7 @@ def test_a_driver_sees_nothing_of_the_driver_before(server: SparkConnectServer, 
         assert [line for line in output.splitlines() if line.startswith("SEEN:")] == ["SEEN: 2 None"]
 
 
-def test_a_session_with_the_workers_of_others_takes_no_artifacts(server: SparkConnectServer, tmp_path: Path) -> None:
+def test_artifacts_are_refused_in_sessions_with_shared_workers(server: SparkConnectServer, tmp_path: Path) -> None:
     write_pipeline(tmp_path, "one", "hello")
     module = tmp_path / "pipeline_of_it.py"
     module.write_text(
@@ -362,7 +362,7 @@ def test_errors_and_crashes_of_user_code_come_through_the_server(server: SparkCo
     assert "Fatal Python error: Segmentation fault" in log and "in handleInputRows" in log
 
 
-def test_a_server_that_is_not_there_is_named_at_once(tmp_path: Path) -> None:
+def test_error_names_a_spark_connect_server_that_is_unreachable(tmp_path: Path) -> None:
     write_pipeline(tmp_path, "one", "hello")
     error = process(tmp_path, "sc://127.0.0.1:9", 1, "attempt-1", settings={"conf": {}})["error"]
     assert error["type"] == "StorageUnavailable"
@@ -370,7 +370,7 @@ def test_a_server_that_is_not_there_is_named_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.long("ten seconds: a server of its own")
-def test_a_token_over_tls(server: SparkConnectServer, tmp_path: Path) -> None:
+def test_token_is_sent_only_over_tls_and_a_wrong_token_is_refused(server: SparkConnectServer, tmp_path: Path) -> None:
     """The server behind a proxy that speaks TLS, as servers are run: the token is not sent without TLS, another one is refused for
     good, and so is a setting that the server does not let a session make."""
     write_pipeline(tmp_path, "one", "hello")
@@ -405,7 +405,7 @@ def test_a_driver_of_this_user_finds_the_token(
     assert refused["type"] == "UsageError" and "refuses a session without a token" in refused["message"]
 
 
-def test_no_port_of_the_server_reads_the_objects_of_another_user(server: SparkConnectServer) -> None:
+def test_spark_ports_beside_connect_refuse_unauthenticated_requests(server: SparkConnectServer) -> None:
     """Spark's RPC, its block manager and the daemon of its Python workers listen beside Spark Connect: each asks who it is first."""
     listening = {
         connection.laddr.port
@@ -517,7 +517,7 @@ class Slow:
         return (self.folder / "root" / "greeting" / "attempts" / attempt / "prepared.json").exists()
 
 
-def test_the_next_try_ends_what_a_killed_driver_left(server: SparkConnectServer, tmp_path: Path) -> None:
+def test_next_try_ends_the_spark_operation_of_a_killed_driver(server: SparkConnectServer, tmp_path: Path) -> None:
     """kill -9 of the driver leaves its operation running on the shared server; the next try ends its session. Its Python
     workers are killed, nothing of it is prepared, and the server stays."""
     session = str(uuid.uuid4())
@@ -550,7 +550,7 @@ def test_sigterm_interrupts_the_operation(server: SparkConnectServer, tmp_path: 
 
 
 @pytest.mark.long("half a minute of Spark")
-def test_a_try_that_nobody_stopped_changes_nothing(server: SparkConnectServer, tmp_path: Path) -> None:
+def test_attempt_of_an_operation_without_driver_is_not_committed(server: SparkConnectServer, tmp_path: Path) -> None:
     """S8, S29, and two live writers: the killed driver's operation is not interrupted, runs beside the next try, and writes its last
     files after that is committed. Nobody prepares its attempt, so that it can't be committed, and the state is that of the second."""
     slow = Slow(tmp_path, server.url)

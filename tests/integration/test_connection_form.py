@@ -15,7 +15,7 @@ from tests.support.shown_airflow import shown_airflow
 pytestmark = [pytest.mark.airflow, pytest.mark.browser, pytest.mark.long("starts Airflow and a browser")]
 
 
-def test_the_form_of_spark_connect(tmp_path: Path) -> None:
+def test_the_connection_form_of_airflow_saves_a_spark_connect_connection(tmp_path: Path) -> None:
     with shown_airflow(tmp_path) as airflow, browser() as chrome:
         chrome.get(f"{airflow.url}/auth/login")
         chrome.add_cookie({"name": "_token", "value": airflow.tokens["ada"]})

@@ -175,7 +175,7 @@ ROW_CONTRACT: Contract = {
 
 
 @pytest.mark.long("half a minute of Spark; the histories of tests/conformance compare the same calls")
-def test_contract_of_the_row_api(spark: SparkSession, tmp_path: Path) -> None:
+def test_row_api_calls_equal_sparks_except_deleted_timers_and_wrong_types(spark: SparkSession, tmp_path: Path) -> None:
     """Values, lists, maps, expiry, timers, keys and rows in processing time: both give what the contract says."""
     both = run_both(spark, _case(Scripted, _script(ROW_CONTRACT)), tmp_path)
     differences = both.differences()
@@ -208,7 +208,7 @@ class CountPerWindow(StatefulProcessor):
 
 
 @pytest.mark.long("twenty seconds of Spark")
-def test_rows_are_late_one_interval_behind(spark: SparkSession, tmp_path: Path) -> None:
+def test_lateness_uses_the_watermark_one_interval_before_that_of_handlers(spark: SparkSession, tmp_path: Path) -> None:
     """Filtered by the watermark that handlers see, the counts of window 0 would be 3, 4, 5. From the first batch on: events up to
     1970 are late at once, and neither they nor an empty batch, or one of late rows only, move a watermark back."""
     seconds = [

@@ -109,7 +109,7 @@ def test_every_block_of_the_page_runs(page: str, tmp_path: Path, request: pytest
 
 @pytest.mark.spark
 @pytest.mark.parametrize("page", PARTS)
-def test_these_blocks_of_the_page_run(page: str, tmp_path: Path) -> None:
+def test_selected_code_blocks_of_the_page_run(page: str, tmp_path: Path) -> None:
     """In one process, since the later ones use the names of the earlier; with folders of this test's own."""
     code = "\n".join(f"{before}\n{block_with(page, line)}" for line, before in PARTS[page].items())
     code = code.replace("/data/state", f"{tmp_path}/state").replace("/tmp/tables", f"{tmp_path}/tables")
@@ -167,14 +167,14 @@ def talk(layout: Path, block: Block, environment: dict[str, str], command: str, 
         terminal.close()
 
 
-def test_what_is_quoted_is_looked_for() -> None:
+def test_quoted_lines_must_occur_whole_and_in_order_in_a_commands_output() -> None:
     assert quoted_in(["a … c", "d"], "x\na b c\ny\nd\n")
     assert not quoted_in(["d", "a … c"], "a b c\nd\n")
     assert not quoted_in(["a"], "ab")
     assert commands_in("$ a\nb\n$ c\n") == [("a", ["b"]), ("c", [])]
 
 
-def test_what_is_not_run_says_why() -> None:
+def test_skipped_code_blocks_have_a_reason_and_are_at_most_thirteen() -> None:
     reasons = [block.reason for page in PAGES for block in blocks_of(page) if block.reason is not None]
     assert all(len(reason.split()) > 3 for reason in reasons)
     assert len(reasons) <= 13

@@ -226,6 +226,6 @@ def test_windows_count_the_rows_that_sparks_windows_count(
         ({"api": "numpy"}, "api='numpy' is not one of row, pandas, arrow"),
     ],
 )
-def test_settings_that_do_not_fit(changes: dict[str, Any], message: str) -> None:
+def test_invalid_event_time_settings_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(errors.UsageError, match=message):
         windows(**changes)

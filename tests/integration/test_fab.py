@@ -54,7 +54,7 @@ def airflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ShownAirflow]:
         (None, 401, set()),
     ],
 )
-def test_each_sees_the_pipelines_of_the_dags_that_may_be_read(
+def test_each_user_sees_only_pipelines_whose_dags_the_user_may_read(
     airflow: ShownAirflow, user: str | None, answer: int, sees: set[str]
 ) -> None:
     _, listed = airflow.get("/cairn/checkpoints/", "ada")

@@ -105,7 +105,7 @@ def started(clone: Path, *command: str, **variables: str) -> Iterator[list[str]]
 
 
 @pytest.mark.long("half an hour: clones, sets up, starts Airflow and a browser")
-def test_the_first_pipeline_in_airflow(clone: Path) -> None:
+def test_a_new_pipeline_in_a_fresh_clone_backfills_72_hours_with_the_expected_sessions(clone: Path) -> None:
     """As the page prints it; but another Airflow may be running on this machine, so that its port is a free one."""
     (backfill,) = (text for text, pages in in_docs().items() if text.startswith("cairn backfill --dag clicks"))
     run_printed("cairn new clicks --schedule hourly --key user --template row --yes", clone)
@@ -142,7 +142,7 @@ def test_the_first_pipeline_in_airflow(clone: Path) -> None:
 
 
 @pytest.mark.long("half an hour: clones, sets up, starts Airflow and a browser")
-def test_the_demo_ends_well(clone: Path) -> None:
+def test_make_demo_runs_its_days_and_shows_their_checkpoints_in_the_browser(clone: Path) -> None:
     """Of three days instead of fourteen."""
     said = run_printed("make demo", clone, DAYS="3")
     (data,) = re.findall(r"CAIRN_DATA=\$PWD/(\S+) make ui", said)

@@ -93,7 +93,7 @@ def test_of_many_deletes_only_those_that_failed_are_sent_again(
     assert not [*storage.list("many/")]
 
 
-def test_an_upload_goes_on_where_the_server_stopped_taking(
+def test_an_upload_resumes_after_the_bytes_that_the_server_accepted(
     storage: ObjectStore, server: GcsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gcs_storage, "STEP_BYTES", 4 * STEP_BYTES)
@@ -120,7 +120,7 @@ def test_an_upload_whose_session_is_gone_can_be_begun_again(
     assert storage.upload("a", tmp_path / "file") == handle_of("a", LARGE)
 
 
-def test_of_two_uploads_in_steps_one_wins(storage: ObjectStore, server: GcsServer, tmp_path: Path) -> None:
+def test_a_resumable_upload_loses_to_an_earlier_create(storage: ObjectStore, server: GcsServer, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(LARGE)
 
     def overtaken(r: Request) -> bool:
@@ -178,14 +178,14 @@ def test_a_permission_that_was_just_granted_is_waited_for(
     assert overload.repeat == "yes" and overload.refused is None and not overload.may_have_effect
 
 
-def test_without_credentials_the_ways_to_give_them_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_credentials_the_error_names_the_login_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv(EMULATOR_VARIABLE, raising=False)
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "absent.json"))
     with pytest.raises(UsageError, match="gcloud auth application-default login"):
         ObjectStore(GcsCloud("some-bucket")).read("a")
 
 
-def test_a_process_is_who_the_key_file_in_its_environment_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_environments_key_file_sets_the_service_account(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """As a task hands it to the driver. Another file is another identity; the same one shares connections."""
     key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
     pem = key.private_bytes(
@@ -235,12 +235,12 @@ def test_an_emulator_may_be_named_without_a_scheme(server: GcsServer, monkeypatc
     assert ObjectStore(GcsCloud(BUCKET)).read(path) == b"1"
 
 
-def test_names_too_long_for_the_server_are_a_wrong_call(storage: ObjectStore) -> None:
+def test_file_names_too_long_for_the_server_are_refused(storage: ObjectStore) -> None:
     with pytest.raises(UsageError, match="shorter"):
         storage.create("ü" * 600, b"")
 
 
-def test_a_list_of_many_pages(storage: ObjectStore, server: GcsServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_listing_reads_every_page(storage: ObjectStore, server: GcsServer, monkeypatch: pytest.MonkeyPatch) -> None:
     names = [f"shared/{n:02d}" for n in range(7)]
     for name in reversed(names):
         calm(storage).create(name, b"")

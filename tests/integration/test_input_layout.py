@@ -191,7 +191,7 @@ def test_rows_that_spark_takes_for_equal_come_in_one_order(spark: SparkSession, 
 
 
 @pytest.mark.long("ten seconds of Spark")
-def test_variants_have_the_same_bytes_under_every_version(spark: SparkSession) -> None:
+def test_the_sort_bytes_of_rows_are_the_same_by_arrow_and_by_python_values(spark: SparkSession) -> None:
     """By the UDF of Arrow columns, and by that of PySpark 4.0, which gets Python's values."""
     rows = _read_unordered(list, spark, Interval(from_ms(0), from_ms(1))).drop("time", "geography")
     rows = rows.selectExpr(

@@ -153,7 +153,7 @@ def test_every_type_reaches_the_handler_as_under_spark(spark: SparkSession, tmp_
         ("map('a', array(make_interval(1)))", "'c' is map<string,array<interval>>; interval can't be passed"),
     ],
 )
-def test_what_cannot_reach_python_is_named(spark: SparkSession, tmp_path: Path, value: str, says: str) -> None:
+def test_types_that_python_cannot_hold_are_refused(spark: SparkSession, tmp_path: Path, value: str, says: str) -> None:
     def source(spark: SparkSession, interval: Interval) -> DataFrame:
         return spark.sql(f"select 'a' k, timestamp'2024-01-01' at, {value} c")
 

@@ -87,7 +87,7 @@ def typed(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> tupl
     return root, pipeline, [run_interval(spark, pipeline, day(n), str(root), mode) for n, mode in enumerate(modes)]
 
 
-def test_every_type_is_in_the_table_what_the_row_codec_reads(
+def test_the_state_table_has_the_values_of_the_row_codec_for_every_type(
     spark: SparkSession, tmp_path: Path, typed: tuple[Path, Pipeline, list[Any]]
 ) -> None:
     """S30, F96: the table is read by columns; what it is compared with, row by row. Timers too, and both kinds of savepoint."""
@@ -150,7 +150,7 @@ def test_a_key_look_up_touches_one_shard(spark: SparkSession, tmp_path: Path, co
 
 
 @pytest.mark.long("20 seconds")
-def test_filters_of_one_query_are_not_those_of_another(spark: SparkSession, counted: tuple[Path, Any]) -> None:
+def test_filters_of_one_query_do_not_leak_into_the_next_query(spark: SparkSession, counted: tuple[Path, Any]) -> None:
     """Spark keeps what a Python data source's ``pushFilters`` made of one query for the next one over the same DataFrame, and for
     other parts of the same query: the reader has none. If the last line fails, Spark may have mended that."""
     root, _ = counted
@@ -205,7 +205,7 @@ def test_the_table_has_the_newest_columns_of_a_state() -> None:
     assert keyed_state._table_schema(source, "s")["value"].dataType.names == ["n", "last"]
 
 
-def test_latest_is_what_it_was_when_the_table_was_loaded(
+def test_a_loaded_table_keeps_the_checkpoint_that_was_latest_at_its_load(
     spark: SparkSession, tmp_path: Path, counted: tuple[Path, Any]
 ) -> None:
     """Also if retention drops the checkpoint before the rows are read, for as long as the reader holds it. And a pipeline's folder
@@ -225,7 +225,7 @@ def test_latest_is_what_it_was_when_the_table_was_loaded(
         table(spark, tmp_path / "copied", "amounts", day(0).end.isoformat())
 
 
-def test_what_is_missing_is_said(spark: SparkSession, tmp_path: Path, counted: tuple[Path, Any]) -> None:
+def test_missing_or_invalid_options_are_refused(spark: SparkSession, tmp_path: Path, counted: tuple[Path, Any]) -> None:
     root, record = counted
     for options, says in (
         ({"path": str(root)}, 'option "state", one of: total, items, amounts, .timers'),

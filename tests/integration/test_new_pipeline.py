@@ -64,14 +64,14 @@ def commands_in(text: str) -> list[list[str]]:
     return [shlex.split(line) for line in re.findall(r"^  (?:PYTHONPATH=\S+ )?(\.venv/.*)$", text, re.MULTILINE)]
 
 
-def test_its_own_tests_pass_by_the_printed_commands(layout: Path, printed: dict[str, str]) -> None:
+def test_the_tests_of_a_new_pipeline_pass_by_the_printed_commands(layout: Path, printed: dict[str, str]) -> None:
     (test, *_), *others = map(commands_in, printed.values())
     files = [commands[0][-1] for commands in others]
     assert "10 passed" in run(layout, [*test, *files, "-q"])
 
 
 @pytest.mark.long("half a minute: linters and mypy")
-def test_it_is_as_the_linters_have_it(layout: Path, printed: dict[str, str]) -> None:
+def test_the_files_of_a_new_pipeline_pass_the_linters_and_mypy(layout: Path, printed: dict[str, str]) -> None:
     files = [
         f"{folder}{name}.py" for name in printed for folder in ("jobs/pipelines/", "dags/", "tests/pipelines/test_")
     ]
@@ -82,7 +82,7 @@ def test_it_is_as_the_linters_have_it(layout: Path, printed: dict[str, str]) -> 
 
 
 @pytest.mark.long("half a minute", runs_in="ci")
-def test_the_tests_of_each_template_pass_and_are_as_the_linters_have_them(layout: Path, ready_made: list[str]) -> None:
+def test_the_tests_of_each_template_pass_and_its_files_pass_the_linters(layout: Path, ready_made: list[str]) -> None:
     tests = [f"tests/pipelines/test_{name}.py" for name in ready_made]
     said = run(layout, [".venv/bin/python", "-m", "pytest", *tests, "-q"])
     assert re.search(r"^\d+ passed", said, re.MULTILINE), said
@@ -115,7 +115,7 @@ def test_a_pipeline_of_each_template_runs(layout: Path, ready_made: list[str]) -
 
 
 @pytest.mark.airflow
-def test_airflow_reads_its_dags(layout: Path, printed: dict[str, str], ready_made: list[str], tmp_path: Path) -> None:
+def test_new_dags_load_in_airflow(layout: Path, printed: dict[str, str], ready_made: list[str], tmp_path: Path) -> None:
     names = ", ".join([*printed, *ready_made])
     loads = f"import sys; sys.path.insert(0, 'dags'); import {names}; print([m.dag.dag_id for m in ({names})])"
     found = run(layout, [sys.executable, "-W", "ignore", "-c", loads], AIRFLOW_HOME=str(tmp_path))
@@ -141,7 +141,7 @@ def test_the_printed_command_runs_the_first_interval(layout: Path, printed: dict
 
 
 @pytest.mark.spark
-def test_a_garbage_input_file_is_told_in_a_few_lines(layout: Path, printed: dict[str, str]) -> None:
+def test_a_garbage_input_file_is_reported_without_a_stack_trace(layout: Path, printed: dict[str, str]) -> None:
     file = layout / "data" / "clicks" / "2024-01-01T00.json"
     whole = file.read_bytes()
     file.write_text("garbage {\n")
@@ -167,7 +167,7 @@ def test_a_garbage_input_file_is_told_in_a_few_lines(layout: Path, printed: dict
     assert said[-1].startswith("Fix the file, or fix the schema and options in the source")
 
 
-def test_nothing_is_overwritten(layout: Path, printed: dict[str, str]) -> None:
+def test_a_new_pipeline_is_refused_if_one_of_its_files_exists(layout: Path, printed: dict[str, str]) -> None:
     (layout / "dags" / "other.py").write_text("mine")
     before = sorted(layout.rglob("*"))
     result = CliRunner().invoke(app, ["new", "other", "--yes", "--folder", str(layout)])
@@ -189,7 +189,7 @@ def test_nothing_is_overwritten(layout: Path, printed: dict[str, str]) -> None:
         (["events", "--template", "join", "--key", "kind"], "--key 'kind' is the name of another column"),
     ],
 )
-def test_what_can_not_be_is_refused(layout: Path, arguments: list[str], why: str) -> None:
+def test_invalid_names_and_conflicting_key_columns_are_refused(layout: Path, arguments: list[str], why: str) -> None:
     result = CliRunner().invoke(app, ["new", *arguments, "--yes", "--folder", str(layout)])
     assert (result.exit_code, why in result.stderr) == (2, True)
 
@@ -205,7 +205,7 @@ def test_a_wrong_answer_is_asked_again_with_the_choices(layout: Path) -> None:
     assert len(list((layout / "data" / "asked").iterdir())) == 3
 
 
-def test_beside_the_environment_of_another_clone_the_printed_commands_find_the_module(tmp_path: Path) -> None:
+def test_the_printed_command_finds_the_module_in_the_environment_of_another_clone(tmp_path: Path) -> None:
     for folder in ("jobs/pipelines", "dags"):
         (tmp_path / folder).mkdir(parents=True)
     result = CliRunner().invoke(app, ["new", "clicks", "--yes", "--folder", str(tmp_path)])
@@ -215,7 +215,7 @@ def test_beside_the_environment_of_another_clone_the_printed_commands_find_the_m
     assert "1 of 1 intervals would be computed" in run_printed(f"{command} {dry}", tmp_path)
 
 
-def test_elsewhere_it_says_where_to_go(tmp_path: Path) -> None:
+def test_outside_a_repository_the_error_names_the_folder_to_go_to(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["new", "clicks", "--yes", "--folder", str(tmp_path)])
     assert (result.exit_code, "go to the repository's folder" in result.stderr) == (2, True)
 
@@ -228,7 +228,7 @@ def test_elsewhere_it_says_where_to_go(tmp_path: Path) -> None:
         (["--every", "1h", "--from", "yesterday"], "is not a date or time"),
     ],
 )
-def test_run_says_what_it_lacks(tmp_path: Path, options: list[str], why: str) -> None:
+def test_cairn_run_refuses_missing_or_invalid_interval_options(tmp_path: Path, options: list[str], why: str) -> None:
     result = CliRunner().invoke(
         app, ["run", "--code", "pipelines.aircraft:AIRCRAFT", "--root", str(tmp_path), *options]
     )

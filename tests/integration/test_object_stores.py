@@ -107,7 +107,7 @@ def writes(r: Request) -> bool:
 
 
 @pytest.mark.parametrize("kind", FAULTS)
-def test_one_broken_request_is_made_good(cloud: Cloud, tmp_path: Path, kind: FaultKind) -> None:
+def test_a_call_with_a_failed_request_still_takes_effect_once(cloud: Cloud, tmp_path: Path, kind: FaultKind) -> None:
     """One request of a call fails, each in turn. The call succeeds, and has its effect exactly once."""
 
     def check(call: Call) -> int:
@@ -127,7 +127,7 @@ def test_one_broken_request_is_made_good(cloud: Cloud, tmp_path: Path, kind: Fau
 
 
 @pytest.mark.parametrize("kind", FAULTS)
-def test_a_server_that_stays_broken_is_told(cloud: Cloud, tmp_path: Path, kind: FaultKind) -> None:
+def test_a_lasting_failure_raises_unavailable_or_unknown_outcome(cloud: Cloud, tmp_path: Path, kind: FaultKind) -> None:
     """StorageUnavailable means that nothing was changed, UnknownOutcome that the file is the old or the new one; nothing
     secret is in either."""
 
@@ -162,7 +162,7 @@ def test_a_server_that_stays_broken_is_told(cloud: Cloud, tmp_path: Path, kind: 
     assert at_once([(call, skip) for call in CALLS for skip in range(4)], check) >= len(CALLS)
 
 
-def test_a_repeat_that_is_refused_knows_its_own_file(cloud: Cloud) -> None:
+def test_a_refused_retry_recognizes_the_file_that_its_first_request_wrote(cloud: Cloud) -> None:
     """The answer to the first request was lost, and the second one finds the file: it is this call's, not another's."""
     storage, kinds = cloud.fresh(PATIENT), ("lost", "lost 503", "stalled after")
     for kind in kinds:
@@ -174,7 +174,7 @@ def test_a_repeat_that_is_refused_knows_its_own_file(cloud: Cloud) -> None:
         assert storage.read(kind) == OLD
 
 
-def test_a_repeat_that_meets_another_writer_does_not_claim_to_know(cloud: Cloud) -> None:
+def test_a_retry_after_a_reset_has_an_unknown_outcome_if_another_writer_came_between(cloud: Cloud) -> None:
     """A reset connection may have delivered: the other's file may stand where ours stood before. But a refusal for load
     surely changed nothing."""
     storage = cloud.fresh(PATIENT)
@@ -202,7 +202,7 @@ def test_a_repeat_that_meets_another_writer_does_not_claim_to_know(cloud: Cloud)
     assert storage.read(path).startswith(b"theirs again")
 
 
-def test_a_delete_sent_again_never_meets_a_newer_file(cloud: Cloud) -> None:
+def test_a_retried_delete_does_not_delete_a_newer_file(cloud: Cloud) -> None:
     """S13: the first request took effect, its answer was lost, and somebody made the file again before the second."""
     storage = cloud.fresh(PATIENT)
     other = cloud.calm(storage)
@@ -271,7 +271,7 @@ def test_a_copy_within_the_server_moves_no_bytes(cloud: Cloud, monkeypatch: pyte
     assert [info.path for info in target.list("")] == ["here"]
 
 
-def test_a_source_that_is_rewritten_during_its_copy_is_told(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_fails_if_its_source_is_rewritten_meanwhile(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error must not be that the destination exists: `copy_output` would then skip a file that is not there."""
     storage = cloud.fresh(PATIENT)
     handle = storage.create("large", LARGE)
@@ -294,7 +294,7 @@ def test_a_source_that_is_rewritten_during_its_copy_is_told(cloud: Cloud, monkey
     assert storage.stat("there") is None
 
 
-def test_many_transfers_at_once(cloud: Cloud, tmp_path: Path) -> None:
+def test_many_parallel_transfers_move_the_right_bytes_despite_faults(cloud: Cloud, tmp_path: Path) -> None:
     storage, server = cloud.fresh(None), cloud.server
     files = {f"f{n}": os.urandom(n * 10_000) for n in range(30)}
     for name, data in files.items():
@@ -351,7 +351,7 @@ def every_call(storage: ObjectStore, folder: Path) -> list[Callable[[], object]]
     ]
 
 
-def test_a_bucket_that_does_not_exist_is_named(cloud: Cloud, tmp_path: Path) -> None:
+def test_every_call_on_a_missing_bucket_is_refused_with_its_name(cloud: Cloud, tmp_path: Path) -> None:
     """F65: a bad root is an error of its own, never an empty storage."""
     for number in range(12):
         storage = ObjectStore(type(cloud.fresh().cloud)(f"{MISSING_BUCKET}-{number}", "a"))
@@ -359,7 +359,7 @@ def test_a_bucket_that_does_not_exist_is_named(cloud: Cloud, tmp_path: Path) -> 
             every_call(storage, tmp_path)[number]()
 
 
-def test_refused_identities_are_told_what_to_do(cloud: Cloud, tmp_path: Path) -> None:
+def test_a_denied_request_is_reported_with_the_permission_to_grant(cloud: Cloud, tmp_path: Path) -> None:
     # A busy machine may take a second for an answer: a repeat after a timeout could no longer tell what took effect.
     storage = cloud.fresh(replace(PATIENT, connect_s=30.0, request_s=30.0))
     for call in every_call(storage, tmp_path):
@@ -372,7 +372,7 @@ def test_refused_identities_are_told_what_to_do(cloud: Cloud, tmp_path: Path) ->
 # --- days of a pipeline ---------------------------------------------------------------------------------------------------
 
 
-def test_days_on_the_server_leave_what_they_leave_on_disk(cloud: Cloud, tmp_path: Path) -> None:
+def test_intervals_on_a_faulty_object_store_give_the_digests_of_a_local_disk(cloud: Cloud, tmp_path: Path) -> None:
     """Ten days, re-runs and a trial, with faults strewn over the requests: equal digests and rows."""
     DAYS.update({day(n).start: [(f"user {i}", "fig", i + n) for i in range(0, 400, 1 + n)] for n in range(10)})
     found, server = [], cloud.server

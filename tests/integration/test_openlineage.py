@@ -70,7 +70,7 @@ def test_a_commit_is_an_event_with_datasets_and_checkpoint(told: Tally, events: 
         check_event(event, {})
 
 
-def test_other_tasks_have_events_without_datasets(events: list[dict[str, Any]]) -> None:
+def test_start_events_of_the_process_task_have_no_datasets(events: list[dict[str, Any]]) -> None:
     started = [one for one in events if one["job"]["name"] == "told.process" and one["eventType"] == "START"]
     # A task that has deferred starts twice.
     assert len(started) >= 2 and all(one["inputs"] == one["outputs"] == [] for one in started)

@@ -69,7 +69,7 @@ def stale_checkpoints(days: Tally) -> set[int]:
     return {retained.id for retained in days.log().retained.values() if retained.stale_by}
 
 
-def test_days_in_order_with_a_failing_try_interrupted_and_continued(five_days: tuple[Tally, list[Record]]) -> None:
+def test_a_paused_backfill_with_a_failed_try_commits_its_days_in_order(five_days: tuple[Tally, list[Record]]) -> None:
     """Runs that are too early defer."""
     days, records = five_days
     assert [record.content.interval.start for record in records] == [tally_day(n).start for n in range(1, DAYS + 1)]
@@ -81,7 +81,7 @@ def test_days_in_order_with_a_failing_try_interrupted_and_continued(five_days: t
 
 
 @pytest.mark.long("half a minute; test_object_stores runs days on Azurite")
-def test_days_on_azure_with_the_login_of_a_connection(tally: Callable[[str], Tally], azurite: str | None) -> None:
+def test_days_on_azure_give_the_digests_of_a_local_disk(tally: Callable[[str], Tally], azurite: str | None) -> None:
     """Each day leaves the same state as on a disk. Only the test's own process has the login in its environment."""
     if azurite is None:
         pytest.skip("Azurite can't be installed here; tests/support/azure_server.py says why")
@@ -95,7 +95,7 @@ def test_days_on_azure_with_the_login_of_a_connection(tally: Callable[[str], Tal
     assert "AccountKey" not in days.process_log(DAYS)
 
 
-def test_a_cleared_day_with_the_same_result_lets_tomorrow_pass(five_days: tuple[Tally, list[Record]]) -> None:
+def test_a_cleared_day_with_the_same_result_does_not_block_the_next_run(five_days: tuple[Tally, list[Record]]) -> None:
     days, _ = five_days
     last, stale = last_day(days), stale_checkpoints(days)
     days.input(last + 1, {"every": last + 1})
@@ -111,7 +111,7 @@ def test_a_cleared_day_with_the_same_result_lets_tomorrow_pass(five_days: tuple[
     assert days.mine() == days.undisturbed(last + 1)
 
 
-def test_a_cleared_day_with_another_result_makes_tomorrow_wait_with_the_command(
+def test_a_cleared_day_with_a_changed_result_defers_the_next_run_and_logs_the_heal_command(
     airflow: AirflowServer, five_days: tuple[Tally, list[Record]]
 ) -> None:
     days, _ = five_days
@@ -161,7 +161,7 @@ def test_a_run_over_a_gap_is_refused_with_the_command_that_closes_it(
 
 
 @pytest.mark.long("two minutes: three troubles")
-def test_the_command_of_the_page_repairs_each_trouble(
+def test_the_heal_command_of_the_page_repairs_quarantined_failed_and_missing_days(
     airflow: AirflowServer, data: Path, tally: Callable[[str], Tally]
 ) -> None:
     """A refused checkpoint, a task that fails until somebody lands its input, and a day that never ran."""
@@ -202,7 +202,7 @@ def test_the_command_of_the_page_repairs_each_trouble(
 
 
 @pytest.mark.long("fifteen seconds")
-def test_the_command_that_replaces_output_of_another_cut_does_so(
+def test_the_printed_command_replaces_output_of_another_interval_length(
     airflow: AirflowServer, tally: Callable[[str], Tally]
 ) -> None:
     """Days are to become halves of days. The first half is refused; the message's command runs both halves, and the day is gone."""
@@ -232,7 +232,7 @@ def test_the_command_that_replaces_output_of_another_cut_does_so(
     assert [(i.start, i.end) for i in current] == [(tally_day(1).start, noon), (noon, tally_day(1).end)]
 
 
-def test_somebody_is_called_when_a_run_is_late_and_when_validation_fails(
+def test_an_alert_is_sent_for_a_late_run_and_for_a_failed_validation(
     tally: Callable[[str], Tally], pages: tuple[str, list[str]]
 ) -> None:
     """By the code of docs/checkpoints-page.md. The run's validation can't find its pipeline, which is as good a failure as another."""
@@ -253,7 +253,7 @@ def states_of(days: Tally, run: str) -> dict[str, str]:
 
 
 @pytest.mark.long("minutes: 432 runs")
-def test_backfills_in_numbers_are_whole_while_the_scheduler_runs(airflow: AirflowServer) -> None:
+def test_concurrent_backfills_create_every_run_while_the_scheduler_runs(airflow: AirflowServer) -> None:
     """Hourly ones, several at a time, each DAG's next one while the one before still counts: none is refused, none lacks a run."""
     dags, rounds = (6, 3) if ALL else (3, 2)
     hours = [f"2024-01-01T{hour:02}:00:00+00:00" for hour in range(24)]

@@ -70,7 +70,7 @@ FRAMES = {
 }
 
 
-def test_frames_in_and_out(spark: SparkSession, tmp_path: Path) -> None:
+def test_frames_keep_integers_and_their_columns_map_by_name_or_position(spark: SparkSession, tmp_path: Path) -> None:
     """Columns by name or, without names, by position; integers stay integers where a key's own rows have no null."""
     price, at = Decimal("1.50"), datetime(2024, 1, 1, 5)
     ROWS[START] = [

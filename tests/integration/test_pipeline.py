@@ -147,7 +147,7 @@ def test_a_wrong_declaration_is_refused_before_the_first_row(
         assert "read_source" not in note
 
 
-def test_input_that_cannot_be_computed_is_named(spark: SparkSession, tmp_path: Path) -> None:
+def test_input_that_spark_cannot_compute_is_a_source_error_with_the_cause(spark: SparkSession, tmp_path: Path) -> None:
     """Seen only when Spark comes to it: a file that is damaged or went, a value that can't be cast."""
     (tmp_path / "damaged.parquet").write_bytes(b"PAR1 is how it begins, and ends: PAR1")
     spark.createDataFrame([("a", "b", 1)], INPUT_SCHEMA).coalesce(1).write.parquet(str(tmp_path / "gone"))
@@ -165,7 +165,7 @@ def test_input_that_cannot_be_computed_is_named(spark: SparkSession, tmp_path: P
         assert says in str(raised.value) and "Nothing was committed" in str(raised.value)
 
 
-def test_a_file_that_the_source_itself_cannot_read_is_named(spark: SparkSession, tmp_path: Path) -> None:
+def test_the_error_of_a_source_names_the_file_that_it_cannot_read(spark: SparkSession, tmp_path: Path) -> None:
     """Where it counts rows, or lets Spark find the schema, the error comes out of the source, as one of Py4J's."""
     (tmp_path / "damaged.parquet").write_bytes(b"PAR1 is how it begins, and ends: PAR1")
     (tmp_path / "no.json.gz").write_bytes(b"no gzip file")
@@ -192,7 +192,7 @@ print("record", run_interval(spark, counting(source=lambda *_: rows), day(0), sy
 
 
 @pytest.mark.long("20 seconds: a Python of its own")
-def test_workers_are_the_python_that_runs_the_driver(tmp_path: Path) -> None:
+def test_spark_workers_run_the_same_python_as_the_driver(tmp_path: Path) -> None:
     """`.venv/bin/python` where the environment is not on the PATH: Spark would start the system's Python."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("PYSPARK")}
     env |= {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
@@ -277,7 +277,7 @@ def test_a_damaged_copy_in_the_hosts_cache_costs_a_download(
     assert (consolidated.content.kind, consolidated.content.digest) == ("consolidate", record.content.digest)
 
 
-def test_a_damaged_checkpoint_offers_the_one_before_and_its_command_mends_it(
+def test_a_missing_state_files_error_names_the_last_intact_checkpoint_and_a_rerun_repairs_it(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     """S31, S32: the error of an interval names the file, the newest checkpoint that verifies, and what to run; after that the state

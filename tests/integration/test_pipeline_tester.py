@@ -200,7 +200,7 @@ def read(root: Path, record: Record, *, late: bool) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", long_after(6, CASES, "seconds of Spark"))
-def test_a_tested_interval_is_the_interval_that_spark_runs(spark: SparkSession, tmp_path: Path, name: str) -> None:
+def test_a_tested_interval_gives_the_output_and_state_of_spark(spark: SparkSession, tmp_path: Path, name: str) -> None:
     case = CASES[name]
     schema, initial_schema = parse_ddl(spark, SCHEMA), "k double, n long"
     initial = [(0.0, 40), (math.nan, 50), (None, 60), (7.0, 70)]
@@ -258,7 +258,7 @@ def test_ddl_is_read_as_spark_reads_it(spark: SparkSession, ddl: str) -> None:
 @pytest.mark.parametrize(
     "ddl", ["a", "a nothing", "a int b int", "a array<int", "a decimal(x)", "a int,", "a int;", "1"]
 )
-def test_what_spark_refuses_is_refused(spark: SparkSession, ddl: str) -> None:
+def test_ddl_that_spark_refuses_is_refused(spark: SparkSession, ddl: str) -> None:
     for parse in (parse_ddl, parse_ddl_by_spark):
         with pytest.raises(UsageError):
             parse(spark, ddl)
@@ -266,7 +266,7 @@ def test_what_spark_refuses_is_refused(spark: SparkSession, ddl: str) -> None:
         parse_ddl_locally(ddl)
 
 
-def test_names_of_types_are_sparks(spark: SparkSession) -> None:
+def test_ddl_with_sparks_own_type_names_gives_the_same_schema(spark: SparkSession) -> None:
     """Spark's own parser writes what this one reads."""
     schema: StructType = parse_ddl_locally(SCHEMA)
     assert parse_ddl_locally(", ".join(f"{f.name} {f.dataType.simpleString()}" for f in schema)) == parse_ddl_by_spark(

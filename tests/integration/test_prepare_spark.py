@@ -36,7 +36,7 @@ def run_session() -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.long("a minute")
-def test_the_command_writes_an_archive_that_sessions_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prepare_writes_a_class_archive_that_sessions_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
     (tmp_path / "share/cairn").mkdir(parents=True)
     (tmp_path / "share/cairn/spark-classes-of-another-java.jsa").touch()
@@ -57,7 +57,7 @@ def test_a_session_maps_the_archive_of_its_environment(spark: SparkSession) -> N
     assert said.startswith("3 [") and str(archive) in said
 
 
-def test_an_archive_that_does_not_fit_is_ignored_without_a_word(
+def test_a_class_archive_that_is_invalid_for_the_jvm_is_ignored_silently(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "prefix", str(tmp_path))

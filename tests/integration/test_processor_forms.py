@@ -49,7 +49,7 @@ class Priced(StatefulProcessor):  # type: ignore[misc]
 
 
 @pytest.mark.long("twenty seconds of Spark")
-def test_arguments_and_accumulators_as_under_spark_and_broadcasts_too(spark: SparkSession, tmp_path: Path) -> None:
+def test_processor_arguments_accumulators_and_broadcasts_reach_each_task(spark: SparkSession, tmp_path: Path) -> None:
     """Each task has a copy of its own, and what ``init`` does on the driver stays there. Spark 4.3 itself has no broadcasts in a
     processor (BROADCAST_VARIABLE_NOT_LOADED, from its ``init`` on the driver)."""
     by_key = {"ann": 2, "bob": 3}
@@ -115,7 +115,7 @@ class Unprintable(BaseException):
         ("unprintable", "2024-01-02T00:00:00Z): Unprintable: <its __str__ raised ValueError>; a processor must not"),
     ],
 )
-def test_what_ends_a_process_fails_the_interval_with_a_word(
+def test_a_processor_that_ends_its_process_fails_the_interval_with_the_cause(
     spark: SparkSession, tmp_path: Path, where: str, says: str
 ) -> None:
     DAYS.clear()

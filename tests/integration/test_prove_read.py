@@ -29,7 +29,7 @@ def described(*paths: Path) -> dict[str, Any]:
     return {"files": [{"bytes": len(one), "sha256": hashlib.sha256(one).hexdigest()} for one in data]}
 
 
-def test_rows_of_an_older_list_of_files_are_refused(spark: SparkSession, tmp_path: Path) -> None:
+def test_rows_of_a_reused_frame_are_refused_if_its_files_have_changed(spark: SparkSession, tmp_path: Path) -> None:
     """The list of files is as old as the frame: here the frame of a former call of the source."""
     path = tmp_path / "input.json"
     path.write_text(LINE * 5)
@@ -48,7 +48,7 @@ def test_rows_of_an_older_list_of_files_are_refused(spark: SparkSession, tmp_pat
         run_interval(spark, counting(source=source), day(0), str(tmp_path / "root"))
 
 
-def test_a_join_with_another_file_and_a_union_are_compared(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_join_with_a_file_missing_from_the_source_offset_is_accepted(spark: SparkSession, tmp_path: Path) -> None:
     """With adaptive execution, parts of the executed plan lie in stages. The table to join is in no position."""
     for n, name in enumerate("abc"):
         (tmp_path / f"{name}.json").write_text(LINE * (n + 1))
@@ -83,7 +83,7 @@ def test_empty_files_are_read(spark: SparkSession, tmp_path: Path, lines: list[i
     assert record.content.totals.input_rows == sum(lines)
 
 
-def test_cached_rows_are_refused_if_the_position_lists_files(spark: SparkSession, tmp_path: Path) -> None:
+def test_cached_rows_are_refused_if_the_source_offset_lists_files(spark: SparkSession, tmp_path: Path) -> None:
     path = tmp_path / "input.json"
     path.write_text(LINE)
 

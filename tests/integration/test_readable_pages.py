@@ -113,7 +113,7 @@ def shown(chrome: Chrome, airflow: ShownAirflow, path: str) -> str:
     return str(wait_for(lambda: chrome.find_element(By.ID, "page").text))
 
 
-def test_the_overview_tells_since_when_why_and_who_waits(
+def test_the_overview_shows_when_and_why_a_pipeline_broke_and_which_dags_wait(
     airflow: ShownAirflow, chrome: Chrome, keys: dict[str, str]
 ) -> None:
     set_window(chrome, 1440)

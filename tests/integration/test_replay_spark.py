@@ -71,7 +71,7 @@ JSON = "".join(
 
 @pytest.mark.parametrize("zone", ["UTC", "America/New_York"])
 @pytest.mark.parametrize(("name", "text"), [("rows.csv", CSV), ("rows.json", JSON)], ids=["csv", "json"])
-def test_the_stand_in_reads_text_files_as_spark_does(
+def test_the_local_session_reads_csv_and_json_as_spark_does(
     spark: SparkSession, tmp_path: Path, name: str, text: str, zone: str
 ) -> None:
     (tmp_path / name).write_text(text)
@@ -91,7 +91,7 @@ def test_the_stand_in_reads_text_files_as_spark_does(
     assert found.drop(["at"]).to_pylist() == wanted.drop(["at"]).to_pylist()
 
 
-def test_rows_that_only_spark_can_order(spark: SparkSession, tmp_path: Path) -> None:
+def test_replay_uses_spark_for_rows_that_only_spark_can_order(spark: SparkSession, tmp_path: Path) -> None:
     pipeline = replace(accounts(source=read_with_spark), parallelism=1)
     for n in (1, 2, 3):
         run_interval(spark, pipeline, day(n), f"file://{tmp_path}")

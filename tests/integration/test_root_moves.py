@@ -51,7 +51,7 @@ def results(root: Path, name: str) -> list[dict[str, Any]]:
     ]
 
 
-def test_a_root_moves_through_the_versions(tmp_path: Path) -> None:
+def test_a_root_moved_through_pyspark_versions_equals_one_that_stayed(tmp_path: Path) -> None:
     versions = [None, *PYSPARKS, None]
     moved, stayed = tmp_path / "moved", tmp_path / "stayed"
     for n, version in enumerate(versions, 1):

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.spark
 
 
 @pytest.mark.parametrize("max_parallelism", [3, 32_768])
-def test_integers_arrive_by_key_group_key_kind_and_value(spark: SparkSession, max_parallelism: int) -> None:
+def test_integer_keys_are_sorted_by_key_group_key_kind_and_value(spark: SparkSession, max_parallelism: int) -> None:
     """The sort compares a clamped prefix first; nulls and the ends of the range are where it could go wrong."""
     limit = 2**47
     edges = [None, -(2**63), 2**63 - 1, limit - 2, limit - 1, limit, limit + 5, 1 - limit, -limit, -limit - 7]

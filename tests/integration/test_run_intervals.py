@@ -48,7 +48,7 @@ WEEK = [day(n) for n in range(5)]
 days = fresh_days(FEW_ROWS, ASKED)
 
 
-def test_each_is_what_it_would_be_alone_and_stays_when_asked_again(spark: SparkSession, tmp_path: Path) -> None:
+def test_intervals_of_a_range_equal_single_runs_and_are_kept_on_a_rerun(spark: SparkSession, tmp_path: Path) -> None:
     alone, together = tmp_path / "alone", tmp_path / "together"
     of_others = shuffle_files(spark)
     for interval in WEEK:
@@ -73,7 +73,7 @@ def shuffle_files(spark: SparkSession) -> set[Path]:
     return {*Path(folder).rglob("shuffle_*")}
 
 
-def test_only_the_own_query_loses_its_shuffle_files(spark: SparkSession) -> None:
+def test_collect_once_keeps_the_shuffle_files_of_other_queries(spark: SparkSession) -> None:
     """A source may collect what it has made twice, and is not asked to compute it twice."""
     rows, of_others = spark.range(100).repartition(2), shuffle_files(spark)
     assert len(collect_once(spark, lambda: rows.where("id > 9"))) == 90
@@ -110,7 +110,7 @@ def test_the_command_line_runs_a_range(spark: SparkSession, tmp_path: Path) -> N
     }
 
 
-def test_the_command_for_an_interval_whose_base_was_dropped_works(spark: SparkSession, tmp_path: Path) -> None:
+def test_the_command_in_a_state_gap_error_lets_the_interval_run(spark: SparkSession, tmp_path: Path) -> None:
     short = replace(PIPELINE, retention=KeepLast(1))
     for interval in WEEK[:4]:
         run_interval(spark, short, interval, str(tmp_path))
@@ -126,7 +126,7 @@ def test_the_command_for_an_interval_whose_base_was_dropped_works(spark: SparkSe
     assert again.exit_code == 0, again.output
 
 
-def test_heal_runs_here_what_is_missing_and_stale(spark: SparkSession, tmp_path: Path) -> None:
+def test_heal_without_airflow_runs_the_quarantined_and_missing_intervals(spark: SparkSession, tmp_path: Path) -> None:
     """Three days, of which one was refused and another one was made stale; day 4 never ran. Then nothing is left to do."""
     root, name = f"file://{tmp_path}", PIPELINE.name
     run_intervals(spark, PIPELINE, WEEK[:3], root)

@@ -111,7 +111,7 @@ def test_a_delete_sent_again_succeeds_where_a_store_refuses_absent_files(
     assert storage.stat("a") is None
 
 
-def test_another_write_under_way_is_waited_for(server: S3Server) -> None:
+def test_a_write_that_conflicts_with_another_write_is_retried_until_the_deadline(server: S3Server) -> None:
     storage = fresh(HURRY)
     server.conflicts = 1
     assert storage.create("a", NEW) == handle_of("a", NEW)
@@ -183,7 +183,7 @@ def test_each_refusal_has_an_error_with_its_next_step(
     assert isinstance(made, error) and says in str(made) and "secret" not in str(made)
 
 
-def test_without_credentials_the_ways_to_give_them_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_credentials_the_error_names_ways_to_set_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "absent"))
@@ -229,7 +229,7 @@ def test_parts_grow_so_that_ten_thousand_are_enough(monkeypatch: pytest.MonkeyPa
     assert [*pieces_of([], fresh().cloud.part_bytes)] == [(b"", True)]
 
 
-def test_an_etag_is_a_generation_and_back() -> None:
+def test_an_etag_survives_the_conversion_to_a_generation_and_back() -> None:
     for etag in ('"d41d8cd98f00b204e9800998ecf8427e"', '"d41d8cd98f00b204e9800998ecf8427e-37"', '"any text"'):
         assert etag_of(generation_of(etag)) == etag
     assert [etag_of(n) for n in (-1, 0, 7, 0xFF)] == [None] * 4
@@ -306,7 +306,7 @@ def test_retention_deletes_on_a_bucket_with_object_lock(
     assert tester.state("balance")
 
 
-def test_a_refused_delete_leaves_the_commit_and_is_told(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refused_delete_is_reported_and_leaves_the_commit(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
     forward, refused = server.forward, True
 
     def forwarded(request: Request) -> Answer:

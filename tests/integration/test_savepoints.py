@@ -111,7 +111,7 @@ def test_a_pipeline_goes_on_from_its_savepoint_elsewhere(
     assert (head.parallelism, head.max_parallelism) == (pipeline.parallelism, pipeline.max_parallelism)
 
 
-def test_canonical_files_are_tables_for_everybody(spark: SparkSession, tmp_path: Path) -> None:
+def test_canonical_savepoints_are_readable_by_spark_duckdb_and_pandas(spark: SparkSession, tmp_path: Path) -> None:
     """Spark, DuckDB, pandas and pyarrow read them without this project; sorted by key group, then key."""
     record = saved(spark, tmp_path / "root", tmp_path / "savepoint", "canonical")
     (folder,) = (f for f in (tmp_path / "savepoint").iterdir() if f.is_dir() and f.name != ".tmp")
@@ -151,7 +151,7 @@ def test_canonical_files_are_tables_for_everybody(spark: SparkSession, tmp_path:
 
 
 @pytest.mark.parametrize("format", long_after(1, ["canonical", "native"], "seconds of Spark"))
-def test_a_savepoint_is_a_checkpoint_to_whoever_reads_state(spark: SparkSession, tmp_path: Path, format: Any) -> None:
+def test_the_state_table_reads_a_savepoint_like_a_checkpoint(spark: SparkSession, tmp_path: Path, format: Any) -> None:
     """F96, S38: values, map entries, list elements and timers, while the pipeline's own root is away."""
     saved(spark, tmp_path / "root", tmp_path / "savepoint", format)
     for state in ("total", "items", "amounts", "$timers"):
@@ -231,7 +231,7 @@ def test_a_key_column_may_become_not_null_and_get_a_comment(spark: SparkSession,
     assert validated.success, validated.findings
 
 
-def test_the_driver_takes_and_restores(spark: SparkSession, tmp_path: Path) -> None:
+def test_the_driver_takes_and_restores_a_savepoint(spark: SparkSession, tmp_path: Path) -> None:
     run_interval(spark, counting(), day(0), str(tmp_path / "root"))
 
     def drive(kind: type[Any], root: str, **given: str) -> dict[str, Any]:
@@ -247,7 +247,7 @@ def test_the_driver_takes_and_restores(spark: SparkSession, tmp_path: Path) -> N
     assert refused["type"] == "UsageError" and "STEAL" in refused["message"]
 
 
-def test_the_command_line_takes_and_restores(spark: SparkSession, tmp_path: Path) -> None:
+def test_the_command_line_takes_and_restores_a_savepoint(spark: SparkSession, tmp_path: Path) -> None:
     """`cairn savepoint` with its dry run and --consolidate after two intervals of changelog: the pipeline's own checkpoint has no
     segments any more and the same digest; `cairn restore` into another root says what it would do, does it, and deletes."""
     root, folder = tmp_path / "root", str(tmp_path / "savepoint")

@@ -21,7 +21,7 @@ NAMES = tuple(o.name for o in OPERATIONS)
 
 @pytest.mark.parametrize("kind", [pytest.param(name, marks=getattr(pytest.mark, name)) for name in STORES])
 @pytest.mark.long("half a minute; test_gcs and test_s3 have faults too")
-def test_a_few_faults_of_every_kind(kind: str, tmp_path: Path) -> None:
+def test_a_server_fault_leaves_the_old_or_new_state_and_the_next_try_succeeds(kind: str, tmp_path: Path) -> None:
     """S7, S8, S13, F54: one fault is made good; a server that is gone leaves the old state or the new one, and the next try ends
     where an undisturbed one would."""
     store = STORES[kind]

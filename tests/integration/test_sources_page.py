@@ -67,7 +67,7 @@ def output(spark: SparkSession, tmp_path: Path, pipeline: Pipeline) -> list[dict
 
 
 @pytest.mark.spark
-def test_changes_of_a_table_come_as_rows(
+def test_the_documented_source_of_price_changes_prices_each_sale_by_its_time(
     spark: SparkSession, page: Callable[[str], Any], write: Write, tmp_path: Path
 ) -> None:
     sales = page("def sales_and_prices(").SALES
@@ -82,7 +82,7 @@ def test_changes_of_a_table_come_as_rows(
 
 
 @pytest.mark.spark
-def test_a_query_of_several_intervals_is_one_of_each(
+def test_one_query_over_several_intervals_gives_the_rows_of_each_interval(
     spark: SparkSession, page: Callable[[str], Any], write: Write, tmp_path: Path
 ) -> None:
     source = page("def read_payments(").read_payments
@@ -97,7 +97,7 @@ def test_a_query_of_several_intervals_is_one_of_each(
 
 
 @pytest.mark.spark
-def test_a_table_as_of_the_interval(
+def test_a_correction_of_a_joined_table_changes_the_source_offset(
     spark: SparkSession, page: Callable[[str], Any], write: Write, tmp_path: Path
 ) -> None:
     read = page("def orders_in_euro(").orders_in_euro
@@ -117,7 +117,7 @@ def test_a_table_as_of_the_interval(
 
 
 @pytest.mark.spark
-def test_malformed_json_as_the_page_of_incidents_says(spark: SparkSession) -> None:
+def test_the_documented_condition_finds_every_malformed_json_record(spark: SparkSession) -> None:
     """Of the bad records, `columnNameOfCorruptRecord` misses blank ones and text after the object; the page's condition finds them."""
     page = (REPOSITORY / "docs" / "incidents.md").read_text()
     (condition,) = re.findall(r"`(F\.col\(\"parsed\.wrong\"\).*?)`", page)
@@ -160,7 +160,7 @@ def test_a_source_that_compares_rows_logs_a_warning(
 
 
 @pytest.mark.spark
-def test_a_pipeline_reads_what_another_has_committed(
+def test_a_pipeline_reads_the_committed_output_of_an_upstream_pipeline(
     spark: SparkSession, page: Callable[[str], Any], tmp_path: Path
 ) -> None:
     sales, root = page("def sales_and_prices(").SALES, f"file://{tmp_path}/state"

@@ -27,7 +27,7 @@ def variables(version: str | None) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(("client", "server"), [(OLD, None), (None, OLD)], ids=["newer server", "older server"])
-def test_a_client_meets_a_server_of_another_version(client: str | None, server: str | None, tmp_path: Path) -> None:
+def test_newer_servers_are_accepted_and_older_refused(client: str | None, server: str | None, tmp_path: Path) -> None:
     """A tried pair computes; another pair is refused when the session opens, and the error names both versions."""
     processes, port, root = OwnedProcesses(tmp_path / "logs"), claim_port(0), str(tmp_path / "root")
     command = [sys.executable, "-m", "cairn.command.cli", "spark", "local[1]", "--port", str(port)]

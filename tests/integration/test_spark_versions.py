@@ -80,7 +80,7 @@ def two_weeks_here(two_weeks: Run) -> Any:
 
 
 @pytest.mark.parametrize("version", PYSPARKS)
-def test_two_weeks_of_the_examples(two_weeks: Run, two_weeks_here: Any, version: str) -> None:
+def test_the_examples_give_equal_results_in_each_version(two_weeks: Run, two_weeks_here: Any, version: str) -> None:
     """States, code, inputs and the bytes of all output files."""
     assert two_weeks(version) == two_weeks_here
 
@@ -95,6 +95,6 @@ def generated_here() -> str:
 
 
 @pytest.mark.parametrize("version", PYSPARKS)
-def test_generated_processors(generated_here: str, version: str) -> None:
+def test_generated_processors_give_equal_outcomes_in_each_version(generated_here: str, version: str) -> None:
     """Output rows, states and timers, with the same clock. PySpark 4.0 has no operator of rows to compare with."""
     assert generated(version).splitlines() == generated_here.splitlines()

@@ -82,7 +82,7 @@ def state_of(spark: SparkSession, root: Path) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("plant", [False, True])
-def test_another_spelling_is_the_same_column(
+def test_column_names_that_differ_in_case_are_the_same_column(
     spark: SparkSession, tmp_path: Path, plant: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In state, output, late rows and both tables. With `plant`, nothing folds the names, and the next
@@ -122,7 +122,7 @@ def test_another_spelling_is_the_same_column(
         runs()
 
 
-def test_an_aggregate_finds_its_column(spark: SparkSession, tmp_path: Path) -> None:
+def test_an_aggregate_finds_its_column_when_the_case_changes(spark: SparkSession, tmp_path: Path) -> None:
     for n in range(3):
         run_interval(spark, pipeline(Total), hour(n), str(tmp_path))
     assert table(spark, tmp_path, "total") == [

@@ -127,7 +127,7 @@ EVENT = replace(
     ],
     ids=["timed", "event"],
 )
-def test_a_pipeline_goes_on_where_a_query_is(
+def test_a_pipeline_continues_from_the_checkpoint_of_a_streaming_query(
     spark: SparkSession, tmp_path: Path, case: Case, moved_after: int, moves: set[str]
 ) -> None:
     """S37, S38, F96: a query runs some batches; its checkpoint is copied and becomes a pipeline's state: values, lists, maps, with
@@ -168,7 +168,7 @@ def test_a_pipeline_goes_on_where_a_query_is(
 
 
 @pytest.mark.long("half a minute of Spark; a move in the other direction is shown too")
-def test_a_query_goes_on_where_a_pipeline_is(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_streaming_query_continues_from_the_savepoint_of_a_pipeline(spark: SparkSession, tmp_path: Path) -> None:
     """A pipeline runs some intervals; its savepoint is the initial state of a query, which goes on with values, lists, maps and
     timers as a query that had run all along: the same rows out for each batch, and the same state at the end."""
     first_ms, timers_ms = 1_704_067_200_000, 3 * HOUR_MS
@@ -205,7 +205,7 @@ def test_a_query_goes_on_where_a_pipeline_is(spark: SparkSession, tmp_path: Path
     assert fired, "no timer that moved has fired"
 
 
-def test_what_does_not_fit_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_streaming_checkpoint_that_does_not_fit_the_pipeline_is_refused(spark: SparkSession, tmp_path: Path) -> None:
     """Before anything is written."""
     case = replace(EVENT, batches=EVENT.batches[:1])
     files = write_batches(spark, case, tmp_path / "input")

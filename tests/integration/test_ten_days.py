@@ -198,7 +198,7 @@ def stack(site: Site) -> Iterator[Stack]:
 
 
 @pytest.mark.long("ten minutes: installs PySpark, and runs ten days on a Spark cluster of processes")
-def test_ten_days_in_one_application(site: Site) -> None:
+def test_ten_days_in_one_cluster_application_equal_a_run_in_one_process(site: Site) -> None:
     site.type(site.page.take("cairn run"))
     site.assert_as_in_one_process(f"gs://{BUCKET}/run", DAYS)
     assert len(site.executors()) == 2
@@ -207,7 +207,7 @@ def test_ten_days_in_one_application(site: Site) -> None:
 @pytest.mark.long(
     "twenty minutes: ten days through Airflow, each with two applications on a Spark cluster of processes"
 )
-def test_ten_days_by_the_commands_of_the_page(site: Site, stack: Stack) -> None:
+def test_ten_days_by_the_documented_cluster_commands_equal_a_run_in_one_process(site: Site, stack: Stack) -> None:
     before = site.executors()
     stack.type(site.page.take("airflow connections add"))
     assert f"{DAYS} runs from 2013-01-01 to 2013-01-10 (UTC)" in stack.type(site.page.take("cairn backfill"))
@@ -221,7 +221,7 @@ def test_ten_days_by_the_commands_of_the_page(site: Site, stack: Stack) -> None:
 
 
 @pytest.mark.long("ten minutes: packs an environment of 850 MB, and two executors unpack it")
-def test_a_day_in_the_packed_environment(site: Site, stack: Stack) -> None:
+def test_a_day_in_the_packed_environment_equals_a_run_in_one_process(site: Site, stack: Stack) -> None:
     """The day after those of the test before. Without the test before, the first day."""
     day, before = len(results(STATE)) + 1, site.executors()
     run_printed(f"cd {site.folder / 'cairn'} && {site.page.take('venv-pack')}", site.folder)

@@ -178,7 +178,7 @@ def test_a_form_that_cannot_be_run_is_refused_at_once(airflow: AirflowServer, da
     assert production(data) == before and not list_trials(root(data), NAME)
 
 
-def test_only_tried_and_not_at_all_deployed(airflow: AirflowServer, data: Path) -> None:
+def test_a_trial_without_promotion_leaves_production_unchanged(airflow: AirflowServer, data: Path) -> None:
     before = production(data)
     run = begin(airflow, OLD, NO)
     assert ends(airflow, run) == {"try": "success", "promote": "skipped"}
@@ -204,7 +204,7 @@ def test_a_rejection_leaves_production_as_it_was(airflow: AirflowServer, data: P
 
 
 @needs("task state store")
-def test_approved_in_the_browser_for_the_past_production_gets_what_was_tried(
+def test_a_trial_approved_for_past_intervals_gives_production_the_trials_results(
     airflow: AirflowServer, data: Path
 ) -> None:
     """The deployment's driver is killed on the way: the next try goes on, and asks nobody again. Without a browser the API approves."""
@@ -249,7 +249,7 @@ def approve_in_browser(airflow: AirflowServer, run: str, lines: int) -> None:
 
 
 @needs("task state store")
-def test_production_goes_on_with_it(airflow: AirflowServer, data: Path) -> None:
+def test_production_continues_with_the_code_of_an_approved_trial(airflow: AirflowServer, data: Path) -> None:
     """It was paused all the time. Its DAG names the new code now; a trial for what comes next has nothing to run again."""
     assert airflow.client.dag_runs(NAME) == []
     written = datetime.now(UTC)

@@ -111,7 +111,7 @@ def validated(
     return validate_checkpoint(spark, forgetful(over_time), root, records[n], dry_run=True, **more)
 
 
-def test_rows_grow_within_bounds_and_none_is_lost(
+def test_row_counts_outside_the_bounds_and_lost_rows_are_reported(
     spark: SparkSession, three_days: tuple[str, list[Record]], tmp_path: Path
 ) -> None:
     """40 rows become 38: within 0.9 .. 1.1, not above 0.96. Three totals were removed on purpose, which only ``removable`` tells
@@ -139,7 +139,7 @@ def test_rows_grow_within_bounds_and_none_is_lost(
     assert expired.success and [s.entries for s in expired.states if s.state == "last"] == [1]
 
 
-def test_pairs_are_what_became_of_each_row(spark: SparkSession, three_days: tuple[str, list[Record]]) -> None:
+def test_expectations_on_pairs_see_each_rows_fate(spark: SparkSession, three_days: tuple[str, list[Record]]) -> None:
     """Expectations of Great Expectations' own on both states side by side; one that is wrong about them fails."""
     import great_expectations.expectations as gxe
 
@@ -295,7 +295,7 @@ def test_planted_losses_of_each_kind_of_state_are_found(
     assert found(removable="key.user like 'user-_'") == {}
 
 
-def test_validate_on_the_command_line(
+def test_cairn_validate_quarantines_a_failed_checkpoint_but_not_in_a_dry_run(
     spark: SparkSession, losses: tuple[str, dict[str, Record]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A trial of expectations marks nothing; without --dry-run the checkpoint is quarantined, and the command that repairs is printed."""
@@ -416,7 +416,7 @@ class _Counted(DataSourceReader):
 
 
 @pytest.mark.long("seconds of Spark")
-def test_a_session_evaluates_what_the_tester_can_not(spark: SparkSession) -> None:
+def test_the_tester_evaluates_spark_expectations_with_a_given_session(spark: SparkSession) -> None:
     import great_expectations.expectations as gxe
 
     tester = PipelineTester(forgetful({}, processor=Losing), input_schema="user string, item string, amount long")
@@ -465,7 +465,7 @@ def test_tables_of_expectations_have_the_columns_of_the_docs(
             validate_checkpoint(spark, pipeline, root, record, dry_run=True)
 
 
-def test_the_documented_expectations(spark: SparkSession, tmp_path: Path) -> None:
+def test_the_documented_expectations_pass_on_the_example_pipeline(spark: SparkSession, tmp_path: Path) -> None:
     """The block in the docs, with the states of the example pipeline."""
     text = (Path(__file__).parents[2] / "docs" / "validation.md").read_text()
     (block,) = [b.split("```")[0] for b in text.split("```python\n")[1:]]
@@ -505,7 +505,7 @@ def test_timers_of_event_time_expire_by_the_watermark(spark: SparkSession, tmp_p
     assert '{"key_user":"ann","expires_at":"2024-01-03T00:00:00.000Z"}' in lost and ": 1 of " in lost
 
 
-def test_a_wrong_expectation_is_not_bad_data(spark: SparkSession, three_days: tuple[str, list[Record]]) -> None:
+def test_an_invalid_expectation_quarantines_nothing(spark: SparkSession, three_days: tuple[str, list[Record]]) -> None:
     root, records = three_days
     for over_time, said in (
         ({"totl": ChangeExpectations(least_rows=1.0)}, "'totl', but no such state exists; its states are"),
@@ -526,7 +526,7 @@ def prepare(spark: SparkSession, pipeline: Pipeline, n: int, root: str) -> str:
     return attempt
 
 
-def test_a_gate_lets_only_what_is_right_be_committed(spark: SparkSession, tmp_path: Path) -> None:
+def test_an_attempt_that_fails_the_validation_gate_is_not_committed(spark: SparkSession, tmp_path: Path) -> None:
     """The attempt is read and examined before it is committed. A refused one is neither committed nor published, also if somebody
     tries; a new attempt is."""
     published: list[int] = []
@@ -572,7 +572,7 @@ def flip_in(folder: Path, handle_path: str) -> Callable[[], None]:
 
 
 @pytest.mark.parametrize("small", long_after(1, [True, False], "seconds of Spark"))
-def test_modes_on_checkpoints_and_savepoints(
+def test_fast_and_full_validation_find_a_flipped_bit_in_checkpoints_and_savepoints(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, small: bool
 ) -> None:
     """Fast needs no session; both find a flipped bit in files of a checkpoint and of both kinds of savepoint, and pass what is

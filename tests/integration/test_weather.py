@@ -118,7 +118,7 @@ def test_records_are_those_of_pandas(
     assert rows == records(frames)
 
 
-def test_what_is_not_landed_is_landed_by_the_command_of_its_error(
+def test_the_command_in_the_error_of_a_missing_hour_lands_its_weather(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CAIRN_WEATHER", str(tmp_path))
@@ -130,7 +130,7 @@ def test_what_is_not_landed_is_landed_by_the_command_of_its_error(
         land_weather(tmp_path, first=FIRST_HOUR - 10 * HOUR, hours=3)
 
 
-def test_the_landed_units_are_whole() -> None:
+def test_landed_weather_converts_back_to_the_published_figures() -> None:
     """Converted back they are the published figures, to the digits that those have: nothing was rounded away."""
     rows = read_observations().to_pandas().sort_values(["observed_at", "origin"], ignore_index=True)
     published = pd.read_csv(find_file(OBSERVATIONS)).sort_values(["time_hour", "origin"], ignore_index=True)
@@ -142,7 +142,7 @@ def test_the_landed_units_are_whole() -> None:
     assert nulls.tolist() == published[["temp", "wind_speed"]].isna().sum().tolist() == [1, 4]
 
 
-def test_delays_by_weather(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_delays_by_weather_match_pandas(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every flight of a day meets the window of its airport and hour, found by the hours in UTC that the data have too."""
     with pytest.raises(UsageError, match="no pipeline at"):
         flying_weather(str(tmp_path))

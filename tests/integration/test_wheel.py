@@ -77,7 +77,7 @@ def test_the_wheel_brings_templates_and_static_files(tmp_path: Path) -> None:
 
 @pytest.mark.spark
 @pytest.mark.long("half a minute of Spark")
-def test_the_job_of_the_page_runs_with_the_wheel(tmp_path: Path) -> None:
+def test_the_documented_spark_job_runs_with_the_wheel(tmp_path: Path) -> None:
     """The program of docs/platforms.md by the commands of the page. Spark finds Cairn and the pipeline in the files that it is given."""
     wheel = build_wheel(tmp_path)
     page = (ROOT / "docs" / "platforms.md").read_text()
@@ -104,7 +104,7 @@ def test_the_job_of_the_page_runs_with_the_wheel(tmp_path: Path) -> None:
 @pytest.mark.airflow
 @pytest.mark.spark
 @pytest.mark.parametrize("python", pythons())
-def test_three_days_of_the_wheel_in_a_blank_airflow(tmp_path: Path, python: str) -> None:
+def test_the_wheel_processes_three_days_in_a_blank_airflow(tmp_path: Path, python: str) -> None:
     venv, home = tmp_path / "a venv", tmp_path / "a home"
     wheel = build_wheel(tmp_path)
     ran(python, "-m", "venv", "--without-pip", venv, cwd=tmp_path)
@@ -146,7 +146,7 @@ def test_three_days_of_the_wheel_in_a_blank_airflow(tmp_path: Path, python: str)
 
 @pytest.mark.long("minutes: installs both archives, each with PySpark")
 @pytest.mark.spark
-def test_a_release_is_checked(tmp_path: Path) -> None:
+def test_release_check_runs_the_readme_pipeline_from_both_archives(tmp_path: Path) -> None:
     """`make release-check` in a clone of the commit, with this Python."""
     ran("git", "clone", "--quiet", ROOT, tmp_path / "clone", cwd=tmp_path)
     (tmp_path / "clone/.venv").symlink_to(Path(sys.executable).parents[1])

@@ -54,7 +54,7 @@ additions = st.lists(st.tuples(st.integers(0, OWNERS - 1), hashes), max_size=60)
 @laws
 @given(st.lists(st.tuples(st.sampled_from(["add", "union", "reread"]), additions), max_size=5))
 @example([("add", [(0, (1 << bits) - 1)]) for bits in range(64, -1, -1)])  # each rank of the first register
-def test_sketches_are_their_registers(steps):
+def test_a_sketch_encodes_the_highest_rank_of_each_register(steps):
     model, sketches = Registers(), Sketches.decode(pa.nulls(OWNERS, pa.binary()), PRECISION)
     empty = sketches
     for step, pairs in steps:
@@ -147,7 +147,7 @@ value_rows = st.fixed_dictionaries(
 @laws
 @given(st.lists(value_rows, max_size=40), st.lists(st.integers(0, 40), max_size=6), st.integers(0, 40))
 @pytest.mark.long("half a second", runs_in="ci")
-def test_neither_batches_nor_intervals_change_a_bit(rows, cuts, later):
+def test_aggregates_are_identical_for_any_batches_and_intervals(rows, cuts, later):
     """Rows of a key in one interval, in batches, or in two intervals: its state, and its last output, are the same."""
 
     def table(part):

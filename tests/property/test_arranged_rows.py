@@ -118,7 +118,7 @@ ZEROS = (
 )
 @example(case=ZEROS, random_=Random(7), most_bytes=1 << 20, chunk_rows=3)
 @pytest.mark.long("half a second", runs_in="ci")
-def test_equal_the_plain_sort_however_rows_come(tmp_path_factory, case, random_, most_bytes, chunk_rows):
+def test_arranged_rows_equal_a_plain_sort_in_any_input_order(tmp_path_factory, case, random_, most_bytes, chunk_rows):
     schema, rows, initial, key, order_by = case
     zone = zone_of("UTC")
     rows = LocalRows(rows, schema, zone)
@@ -162,7 +162,7 @@ def test_equal_the_plain_sort_however_rows_come(tmp_path_factory, case, random_,
 
 @pytest.mark.parametrize("disjoint", [False, True])
 @pytest.mark.long("half a second", runs_in="ci")
-def test_runs_are_merged_and_cut_into_the_batches_that_memory_would_give(tmp_path, disjoint):
+def test_spilled_runs_merge_into_the_same_batches_as_an_in_memory_sort(tmp_path, disjoint):
     """Runs of all sizes, also such that one comes wholly before the other. Of large rows a batch has fewer."""
     numbers = np.arange(50_000) // 3
     if not disjoint:
@@ -208,7 +208,7 @@ def test_runs_of_large_rows_are_merged_a_few_at_a_time(tmp_path):
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_a_slice_of_a_column_is_ordered_by_what_it_shows():
+def test_a_sliced_column_is_sorted_by_the_values_in_the_slice():
     words = ["zz", "b", None, "a", "c" * 20, "c" * 21, "a"]
     columns = [pa.array(words)[1:], pa.array([Decimal(n) for n in (9, 3, 2, 1, -1, 0, -5)], pa.decimal128(20, 0))[1:]]
     order = total_order(columns, 6)
@@ -216,7 +216,7 @@ def test_a_slice_of_a_column_is_ordered_by_what_it_shows():
     assert rows == [(None, 1), ("a", 5), ("a", 2), ("b", 0), ("c" * 20, 3), ("c" * 21, 4)]
 
 
-def test_only_spark_orders_what_is_nested_or_collated():
+def test_rows_with_nested_or_collated_columns_are_left_to_spark_to_sort():
     def planned(kind, order_by=()):
         schema = t.StructType([t.StructField("k", t.LongType()), t.StructField("v", kind)])
         return plan_arrangement(schema, None, key=["k"], initial_key=[], order_by=order_by)

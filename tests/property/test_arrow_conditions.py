@@ -168,7 +168,7 @@ def in_zone(spark: SparkSession) -> Any:
 
 
 @pytest.mark.long("half a minute of Spark")
-def test_the_checks_equal_sparks(in_zone: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_arrow_checks_equal_spark_checks(in_zone: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> None:
     from cairn.operations.validation.arrow_rows import ArrowRows
     from cairn.operations.validation.failing_rows import SparkRows
 
@@ -221,7 +221,7 @@ def state_of(entries: dict[Any, tuple[Any, Any, Any]]) -> pa.Table:
     return pa.Table.from_pylist(rows, schema=STATE)
 
 
-def test_the_changes_equal_sparks(in_zone: SparkSession) -> None:
+def test_arrow_and_spark_find_the_same_state_changes(in_zone: SparkSession) -> None:
     """Keys with nulls have one partner. The rows may come in another order."""
     entries = st.dictionaries(KEYS, st.tuples(st.sampled_from([None, 1, 2]), st.sampled_from([None, 0.5]), EXPIRIES))
     now_ms, removable, fates = round(NOW.timestamp() * 1000), "value.sum = 1", set[str]()

@@ -143,7 +143,7 @@ def restored(
     st.booleans(),
 )
 @pytest.mark.long("seconds", runs_in="ci")
-def test_any_state_comes_back_at_any_layout(
+def test_any_state_is_restored_from_canonical_files_at_any_parallelism(
     drawn: Any, layout_: tuple[int, int], batch: tuple[int, int], many_files: bool
 ) -> None:
     """F71: the digest over all shards is that of the source; every index agrees; at the same layout every byte is the same.

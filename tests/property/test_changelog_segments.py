@@ -48,7 +48,7 @@ def test_a_segment_is_read_as_it_was_written(
     assert decoded(encoded(deleted, ascending)) == (deleted, ascending)
 
 
-def test_a_segment_of_many_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_segment_of_many_blocks_is_read_as_it_was_written(monkeypatch: pytest.MonkeyPatch) -> None:
     """Full by count, full by bytes, and an entry that is larger than a block."""
     monkeypatch.setattr(changelog, "_BLOCK_BYTES", 10_000)
     entries: list[changelog.Pair] = [(n.to_bytes(4, "big"), bytes(n % 90)) for n in range(10_000)]
@@ -68,7 +68,7 @@ def test_any_flipped_byte_is_found(mask: int) -> None:
             decoded(bytes(damaged))
 
 
-def test_a_format_of_the_future_is_named() -> None:
+def test_a_segment_of_a_newer_format_is_refused() -> None:
     """S27."""
     with pytest.raises(UnsupportedFormat, match=r"another release of Cairn wrote format 2; .* reads format 1"):
         decoded(SEGMENT.replace(b"CAIRNLOG\x01", b"CAIRNLOG\x02"))
@@ -95,7 +95,7 @@ def test_any_truncation_and_anything_appended_is_found() -> None:
         ([(changelog.RANGES, [(b"b", None)])], "ends before it starts"),
     ],
 )
-def test_what_no_writer_writes_is_refused(blocks: list[tuple[int, list[changelog.Pair]]], says: str) -> None:
+def test_a_segment_of_invalid_blocks_is_refused(blocks: list[tuple[int, list[changelog.Pair]]], says: str) -> None:
     """Right checksums, wrong content."""
     file = io.BytesIO(changelog.MAGIC)
     file.seek(0, io.SEEK_END)
@@ -166,7 +166,7 @@ def test_the_last_write_of_a_key_is_the_only_one_kept(tmp_path: Path) -> None:
     assert list(recorder.changes()[1]) == [(b"gone", None), (b"key", b"099")]
 
 
-def test_a_range_of_nothing_is_no_change(tmp_path: Path) -> None:
+def test_deleting_an_empty_range_records_no_change(tmp_path: Path) -> None:
     recorder = ChangeRecorder(tmp_path / "changes", limit_bytes=1000)
     recorder.write([(b"a", b"1")])
     recorder.delete_range(b"a", b"a")
@@ -175,7 +175,7 @@ def test_a_range_of_nothing_is_no_change(tmp_path: Path) -> None:
     assert (deleted, list(entries)) == ([], [(b"a", b"1")])
 
 
-def test_what_goes_past_the_limit_is_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_change_recorder_gives_up_beyond_its_size_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(change_recorder, "_MEMORY_BYTES", 10_000)
     recorder = ChangeRecorder(tmp_path / "changes", limit_bytes=20_000)
     for n in range(1_000):

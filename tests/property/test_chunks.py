@@ -264,7 +264,7 @@ def _compare(case: str, seed: int, tmp_path: Path, kills: int) -> int:
 
 
 @pytest.mark.parametrize("case", long_after(6, dict.fromkeys(CASES), "minutes"))
-def test_intervals_of_a_chunk_are_what_they_are_one_by_one(case: str, tmp_path: Path) -> None:
+def test_intervals_run_in_a_chunk_give_the_same_results_as_run_one_by_one(case: str, tmp_path: Path) -> None:
     chunks, seeds = 0, at_tier(fast=1, ci=2, all=14)
     for seed in range(seeds):
         (folder := tmp_path / str(seed)).mkdir()

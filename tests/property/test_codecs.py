@@ -32,7 +32,7 @@ def test_rows_round_trip(drawn, version):
 @laws
 @given(rows(all_types), st.data())
 @pytest.mark.long("half a second", runs_in="ci")
-def test_damaged_rows_never_pass_for_others(drawn, data):
+def test_a_damaged_row_is_refused_or_decodes_to_a_row_of_the_schema(drawn, data):
     """Whatever the bytes: a row of the schema, or CorruptFile, or, of a higher format, UnsupportedFormat, and nothing else."""
     schema, row = drawn
     codec = RowCodec("x", schema, 1)
@@ -50,7 +50,7 @@ def test_damaged_rows_never_pass_for_others(drawn, data):
 
 @laws
 @given(rows(all_types), st.binary(max_size=40))
-def test_noise_is_no_row(drawn, noise):
+def test_random_bytes_decode_to_a_row_or_raise_corrupt_file(drawn, noise):
     codec = RowCodec("x", drawn[0], 1)
     with suppress(CorruptFile):
         codec.decode(b"\x01\x01" + noise)
@@ -91,7 +91,7 @@ def test_keys_round_trip_one_behind_the_other(drawn, before):
 @laws
 @given(key_rows(), st.data())
 @pytest.mark.long("half a second", runs_in="ci")
-def test_damaged_keys_are_refused_or_other_keys(drawn, data):
+def test_damaged_keys_are_refused_or_decode_to_other_keys(drawn, data):
     schema, key = drawn
     codec = KeyCodec(schema)
     encoded = codec.encode(key)

@@ -113,7 +113,7 @@ def digests(rows, seed):
 
 
 @pytest.mark.parametrize("block", [range(start, start + 50) for start in range(0, 300, 50)], ids=str)
-def test_hashes_of_rows_of_one_length(block, monkeypatch):
+def test_column_hashes_equal_xxhash_for_rows_of_one_length(block, monkeypatch):
     # So that every length is hashed by NumPy, and in more than one block.
     monkeypatch.setattr("state_backend.formats.hash_columns._MIN_ROWS", np.ones(514))
     monkeypatch.setattr("state_backend.formats.hash_columns._BLOCK_ROWS", 7)
@@ -128,12 +128,12 @@ def test_hashes_of_rows_of_one_length(block, monkeypatch):
 
 @laws
 @given(st.lists(st.binary(max_size=100), max_size=20), st.integers(0, 2**64 - 1), st.integers(0, 3))
-def test_hashes_of_rows_of_many_lengths(rows, seed, before):
+def test_column_hashes_equal_xxhash_for_rows_of_many_lengths(rows, seed, before):
     assert xxh64(pa.array([*[b"x"] * before, *rows], pa.binary())[before:], seed).tolist() == digests(rows, seed)
 
 
 @pytest.mark.parametrize("lengths", [[16], [16, 40], [3, 40, 600], [0, 1]], ids=str)
-def test_hashes_of_many_rows(lengths):
+def test_column_hashes_equal_xxhash_for_thousands_of_rows(lengths):
     random = np.random.default_rng(0)
     rows = [random.bytes(int(length)) for length in random.choice(lengths, 3000)]
     assert xxh64(pa.array(rows, pa.binary()), 2**64 - 1).tolist() == digests(rows, 2**64 - 1)
@@ -149,7 +149,7 @@ def test_null_has_no_hash():
 
 @laws
 @given(tables(key_types).filter(lambda drawn: drawn[0].fields), st.data())
-def test_keys_have_the_bytes_of_the_codec(drawn, data):
+def test_key_columns_encode_to_the_same_bytes_as_the_key_codec(drawn, data):
     schema, rows = drawn
     codec = KeyCodec(schema)
     found = KeyColumns(schema).encode(columns(data, rows, schema))
@@ -160,7 +160,7 @@ def test_keys_have_the_bytes_of_the_codec(drawn, data):
 @laws
 @given(tables(key_types).filter(lambda drawn: drawn[0].fields), st.data())
 @pytest.mark.long("half a second", runs_in="ci")
-def test_keys_are_read_back_with_what_follows_them(drawn, data):
+def test_key_columns_decode_keys_with_and_without_trailing_bytes(drawn, data):
     schema, rows = drawn
     codec, twin = KeyCodec(schema), KeyColumns(schema)
     keys = [codec.encode(row) for row in rows]
@@ -242,7 +242,7 @@ def test_many_keys_at_once_are_encoded_as_one_by_one():
     assert key_groups(decoded, schema, 128).tolist() == expected
 
 
-def test_keys_take_what_has_an_equal_value():
+def test_equal_values_of_compatible_arrow_types_encode_to_equal_keys():
     encode = KeyColumns(schema_of("long", "timestamp", "string")).encode
     at = datetime(2024, 5, 1, 12, tzinfo=UTC)
     plain = encode([one("long", 7, None), one("timestamp", at, None), one("string", "a", None)])
@@ -255,7 +255,7 @@ def test_keys_take_what_has_an_equal_value():
 @pytest.mark.parametrize(
     "data_type", [*ATOMIC, "decimal(9,2)", "decimal(20,2)", array("long"), struct(["long"])], ids=str
 )
-def test_a_column_of_type_null_is_null(data_type):
+def test_a_column_of_arrow_type_null_encodes_as_nulls(data_type):
     schema = schema_of("long", data_type)
     found = KeyColumns(schema).encode([one("long", 1, 2), pa.nulls(2)])
     assert found.to_pylist() == [KeyCodec(schema).encode((i, None)) for i in (1, 2)]
@@ -300,7 +300,7 @@ def test_a_column_of_type_null_is_null(data_type):
     ],
     ids=str,
 )
-def test_misfits_are_refused(data_type, array, says):
+def test_columns_with_wrong_types_or_unfit_values_are_refused(data_type, array, says):
     schema = schema_of(data_type)
     with pytest.raises(StateTypeError, match=says):
         KeyColumns(schema).encode([array])
@@ -345,7 +345,7 @@ def plain(of, value):
 
 @laws
 @given(tables(all_types | atomic), st.integers(0, 255), st.data())
-def test_rows_have_the_bytes_of_the_codec(drawn, version, data):
+def test_row_columns_encode_to_the_same_bytes_as_the_row_codec(drawn, version, data):
     schema, rows = drawn
     codec, twin = RowCodec("x", schema, version), RowColumns("x", schema, version)
     table = table_of(columns(data, rows, schema), schema, len(rows))
@@ -410,7 +410,7 @@ def test_many_rows_at_once_are_encoded_as_one_by_one():
     assert python_rows(twin.decode(encoded), schema, 997) == some
 
 
-def test_the_arrow_schema():
+def test_each_spark_type_maps_to_its_arrow_type():
     types = ["boolean", "byte", "short", "integer", "long", "float", "double", "string", "binary", "date"]
     types += ["timestamp", "timestamp_ntz", "decimal(9,2)"]
     found = RowColumns("x", parse_struct(struct(types, [False])), 1).arrow_schema
@@ -459,7 +459,7 @@ AS_ROW = "state 'x': can't decode .* stored bytes as struct<c0: "
     ],
     ids=str,
 )
-def test_corrupt_rows_are_named_as_by_the_codec(types, damaged, why):
+def test_corrupt_rows_raise_the_same_error_as_the_row_codec(types, damaged, why):
     schema = parse_struct(struct(types, [False]))
     with pytest.raises(CorruptFile, match=why) as expected:
         RowCodec("x", schema, 1).decode(damaged)
@@ -513,7 +513,7 @@ def test_values_inside_nested_types_are_checked():
         encode(({"c0": 1}, [None]))
 
 
-def test_what_the_codec_refuses_to_store():
+def test_an_interval_type_and_schema_version_256_are_refused():
     with pytest.raises(StateSchemaError, match="interval"):
         RowColumns("x", schema_of("interval day"), 1)
     with pytest.raises(StateSchemaError, match="256"):

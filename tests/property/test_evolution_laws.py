@@ -243,7 +243,7 @@ def declared(of: Struct) -> StateDescriptor:
 @laws
 @given(st.data())
 @pytest.mark.long("half a second", runs_in="ci")
-def test_rows_of_every_version_read_as_the_model_says(data: st.DataObject) -> None:
+def test_rows_of_every_schema_version_are_read_as_the_newest_version(data: st.DataObject) -> None:
     numbers = count()
     schema = data.draw(structs(numbers))
     recorded: tuple[StateDescriptor, ...] = ()
@@ -296,7 +296,7 @@ def test_columns_of_mixed_versions_read_as_their_rows_do(data: st.DataObject) ->
 
 @laws
 @given(st.data())
-def test_a_step_is_a_version_exactly_if_it_changes_something(data: st.DataObject) -> None:
+def test_a_new_schema_version_is_recorded_only_if_the_schema_changes(data: st.DataObject) -> None:
     numbers = count()
     schema = data.draw(structs(numbers))
     recorded = plan_states("p", [], [declared(schema)]).states

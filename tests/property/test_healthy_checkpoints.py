@@ -186,7 +186,7 @@ def _some_calls(state: ShardState, rng: random.Random, n: int, versions: int) ->
 
 
 @pytest.mark.long("seconds", runs_in="ci")
-def test_what_is_healthy_passes(tmp_path: Path) -> None:
+def test_healthy_checkpoints_and_savepoints_pass_fast_and_full_validation(tmp_path: Path) -> None:
     """Fast and full, over checkpoints and savepoints of all kinds, none of which a test chose by hand."""
     kinds: Counter[str] = Counter()
     seed = 0

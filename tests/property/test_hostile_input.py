@@ -124,7 +124,7 @@ def changed_records(draw: st.DrawFn, values: list[Any] = VALUES) -> bytes:
 
 @hostile
 @given(changed_records())
-def test_a_changed_record_is_refused_or_means_what_it_says(data: bytes) -> None:
+def test_a_changed_record_is_refused_or_round_trips(data: bytes) -> None:
     """What is accepted says the same when it is written again: nothing was guessed or dropped."""
     with bounded(), suppress(CorruptRecord, UnsupportedFormat):
         value = record_codec.decode(data, "p", *ALL)
@@ -161,7 +161,7 @@ DEEP = b"[" * 900 + b"]" * 900
     ],
     ids=["NaN", "Infinity", "-Infinity", "1e999", "5,000 digits", "twice", "twice inside", "deep", "unclosed", "objects", "surrogate"],
 )  # fmt: skip
-def test_json_that_is_no_record(body: bytes) -> None:
+def test_a_record_with_invalid_or_too_deep_json_is_refused(body: bytes) -> None:
     crc32c = f"{google_crc32c.value(body):08x}".encode()
     for position in (body, b'{"source_position":' + body + b"}"):
         data = b'{"cairn":"checkpoint","format":1,"crc32c":"' + crc32c + b'","body":' + position + b"}"
@@ -170,7 +170,7 @@ def test_json_that_is_no_record(body: bytes) -> None:
 
 
 @pytest.mark.parametrize("number", ["NaN", "1e999", "-Infinity"])
-def test_a_number_that_is_none_is_refused_also_in_the_owners_json(number: str) -> None:
+def test_a_source_offset_of_nan_or_infinity_is_refused_by_reads_and_writes(number: str) -> None:
     """And nothing of the kind is written: what could not be read again."""
     envelope = json.loads(record_codec.encode(VALUES[0]))
     envelope["body"]["content"]["source_position"] = {"at": float(number)}
@@ -203,7 +203,7 @@ def test_a_number_that_is_none_is_refused_also_in_the_owners_json(number: str) -
         (("content", "states", 0, "state_id"), 10**30, "state_id"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_is_refused(path: tuple[Any, ...], value: Any, says: str | None) -> None:
+def test_a_record_with_impossible_values_is_refused(path: tuple[Any, ...], value: Any, says: str | None) -> None:
     """Huge and negative counts, ids twice, shards left out, names that lead elsewhere."""
     envelope = json.loads(record_codec.encode(VALUES[0]))
     at = envelope["body"]
@@ -245,7 +245,7 @@ def test_a_changed_savepoint_is_refused_or_read(data: bytes) -> None:
 
 @hostile
 @given(st.text(max_size=60) | st.builds("checkpoints/{}.json".format, st.text("0123456789٣²", max_size=25)))
-def test_any_path_is_ours_or_not(path: str) -> None:
+def test_any_path_is_refused_or_lies_below_the_root(path: str) -> None:
     for id_of, path_of in ((paths.record_id, paths.record),):
         found = id_of(path)
         assert found is None or path_of(found) in (path, f"checkpoints/{path}")
@@ -328,7 +328,7 @@ def test_a_manifest_that_rocksdb_reads_for_ever_is_refused(opener: Opener) -> No
 @hostile
 @given(data=st.data())
 @pytest.mark.long("half a second", runs_in="ci")
-def test_changed_edits_with_right_checksums_are_refused_or_opened(
+def test_changed_rocksdb_manifests_with_right_checksums_are_refused_or_opened(
     opener: Opener, shard: Any, data: st.DataObject
 ) -> None:
     """RocksDB believes what a record says, once its checksum is right: a great log number crashed it."""
@@ -346,7 +346,7 @@ def test_changed_edits_with_right_checksums_are_refused_or_opened(
 @pytest.mark.parametrize(
     "current", [b"MANIFEST-../../../etc/passwd\n", b"/etc/passwd\n", b"MANIFEST-000004", b"", b"\xff" * 16]
 )
-def test_a_store_is_opened_by_a_manifest_of_its_own_folder(shard: Any, tmp_path: Path, current: bytes) -> None:
+def test_a_store_with_an_invalid_current_file_is_refused(shard: Any, tmp_path: Path, current: bytes) -> None:
     """RocksDB opens the file that CURRENT names, wherever that is."""
     storage, manifest = shard
     files = tuple(replace(f, data=current) if f.name == "CURRENT" else f for f in manifest.inline_files)
@@ -371,7 +371,7 @@ def test_no_file_of_a_manifest_is_written_outside_of_the_folder(shard: Any, tmp_
 
 @hostile
 @given(st.binary(max_size=200), st.integers(-5, 5), st.booleans())
-def test_a_manifest_that_is_not_what_its_handle_says(data: bytes, more: int, right: bool) -> None:
+def test_a_shard_manifest_with_wrong_size_or_content_is_refused(data: bytes, more: int, right: bool) -> None:
     storage = MemoryStorage()
     storage.create("shared/a/m", data)
     size_bytes = max(0, len(data) + (0 if right else more or 1))
@@ -406,7 +406,7 @@ def blocks(draw: st.DrawFn) -> bytes:
 
 @hostile
 @given(st.lists(blocks(), max_size=4), st.booleans())
-def test_blocks_with_right_checksums_and_wrong_contents(parts: list[bytes], ended: bool) -> None:
+def test_segment_blocks_with_wrong_contents_are_refused_or_read(parts: list[bytes], ended: bool) -> None:
     data = changelog.MAGIC + b"".join(parts) + (block(changelog.END, len(parts), 0, b"") if ended else b"")
     with bounded(), suppress(CorruptFile, UnsupportedFormat):
         for _, pairs in changelog.read_segment(io.BytesIO(data), "a segment"):
@@ -456,7 +456,7 @@ CANONICAL = canonical_file()
 
 @hostile
 @given(data=st.data())
-def test_changed_bytes_of_a_canonical_file(data: st.DataObject) -> None:
+def test_a_canonical_file_with_changed_bytes_is_refused_or_read(data: st.DataObject) -> None:
     """Its checksum would show it; here it is what Parquet's own metadata makes of it."""
     changed = bytearray(CANONICAL)
     footer = len(changed) - 8 - int.from_bytes(changed[-8:-4], "little")
@@ -484,7 +484,7 @@ json_values = st.recursive(
 
 @hostile
 @given(json_values)
-def test_any_json_is_a_schema_or_none(value: Any) -> None:
+def test_any_json_is_parsed_as_a_schema_or_refused(value: Any) -> None:
     with suppress(StateSchemaError):
         parse_struct(struct_of(a=value))
     with suppress(StateSchemaError):
@@ -505,7 +505,7 @@ ROWS = parse_struct(struct_of(a=array("long"), m=mapping("string", "binary"), d=
 
 @hostile
 @given(st.data())
-def test_counts_and_lengths_that_are_not_there(data: st.DataObject) -> None:
+def test_decoding_rows_and_keys_with_false_lengths_takes_bounded_memory(data: st.DataObject) -> None:
     """Anywhere in a row or a key: no memory is taken for what is only claimed."""
     codec = RowCodec("x", ROWS, 1)
     encoded = bytearray(codec.encode(([1, 2, None], {"k": b"v"}, None, "text")))

@@ -35,7 +35,7 @@ _two_inputs = histories(
     st.sampled_from([(-30, 30), (0, 60), (-90, -10), (10, 10), (0, 0), (5, 300)]),
     st.sampled_from(["inner", "left", "right", "full"]),
 )
-def test_interval_join(history: Any, cuts: Any, minutes: tuple[int, int], how: Any) -> None:
+def test_interval_join_rows_equal_an_sql_join(history: Any, cuts: Any, minutes: tuple[int, int], how: Any) -> None:
     lower, upper = (timedelta(minutes=m) for m in minutes)
     declared = {"left": "l", "right": "r", "lower": lower, "upper": upper, "how": how}
     pipeline = pipeline_of(type("Close", (IntervalJoin,), declared))
@@ -50,7 +50,7 @@ def test_interval_join(history: Any, cuts: Any, minutes: tuple[int, int], how: A
 
 @oracle_laws
 @given(_two_inputs, three_cuts(), st.sampled_from(["left", "inner"]), st.booleans())
-def test_lookup_join(history: Any, cuts: Any, how: Any, deletes: bool) -> None:
+def test_lookup_join_rows_equal_an_sql_join(history: Any, cuts: Any, how: Any, deletes: bool) -> None:
     declared = {"facts": "l", "table": "r", "how": how, **({"deleted": "r_gone"} if deletes else {})}
     pipeline = pipeline_of(type("AsOf", (LookupJoin,), declared))
     live = "r_gone IS NOT TRUE" if deletes else "TRUE"

@@ -90,7 +90,7 @@ def restored(manifest: ShardManifest, storage: LocalStorage, work: Path) -> list
 
 @pytest.mark.parametrize("compression", ["lz4", "zstd"])
 @pytest.mark.parametrize("seed", range(at_tier(fast=2, ci=5, all=40)))
-def test_the_versions_in_files_give_what_a_store_has(
+def test_key_versions_read_from_files_equal_the_entries_of_a_restored_store(
     tmp_path: Path, seed: int, compression: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chance = random.Random(seed)

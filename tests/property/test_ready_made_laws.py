@@ -116,7 +116,7 @@ def of_some_type(name: str, **others: tuple[str, Any]) -> Any:
     st.booleans(),
     st.sampled_from([None, timedelta(days=1)]),
 )
-def test_latest(history: Any, cuts: Any, version: Any, deletes: bool, horizon: Any) -> None:
+def test_latest_has_the_newest_row_per_key(history: Any, cuts: Any, version: Any, deletes: bool, horizon: Any) -> None:
     declared = {"version": version, **({"deleted": "gone", "horizon": horizon} if deletes else {})}
     pipeline = pipeline_of(type("Newest", (Latest,), declared))
     columns = () if version is None else (version,) if isinstance(version, str) else version
@@ -148,7 +148,7 @@ def test_latest(history: Any, cuts: Any, version: Any, deletes: bool, horizon: A
     st.sampled_from(["score", "score desc", ("score desc", "t asc"), ("t", "score desc")]),
     st.sampled_from(["first", "all"]),
 )
-def test_top_n(history: Any, cuts: Any, n: int, order: Any, ties: str) -> None:
+def test_top_n_has_the_best_n_rows_per_key_as_in_sql(history: Any, cuts: Any, n: int, order: Any, ties: str) -> None:
     pipeline = pipeline_of(type("Best", (TopN,), {"n": n, "order": order, "ties": ties}))
     columns = [order] if isinstance(order, str) else order
     in_sql = [f"{column} NULLS {'LAST' if 'desc' in column else 'FIRST'}" for column in columns]
@@ -182,7 +182,7 @@ def test_top_n(history: Any, cuts: Any, n: int, order: Any, ties: str) -> None:
     st.booleans(),
     st.sampled_from([None, "value", ("other", "value"), "t"]),
 )
-def test_history(history: Any, cuts: Any, deletes: bool, tracked: Any) -> None:
+def test_history_has_the_versions_of_each_key_as_in_sql(history: Any, cuts: Any, deletes: bool, tracked: Any) -> None:
     declared = {"tracked": tracked, **({"deleted": "gone"} if deletes else {})}
     pipeline = pipeline_of(type("Versions", (History,), declared))
     names = tracked or ("value", "other", *(() if deletes else ("gone",)))

@@ -66,7 +66,7 @@ SAMPLE = ("Europe/Berlin", "Africa/Cairo", "America/Sao_Paulo", "Antarctica/Case
 
 @pytest.mark.parametrize("zone", at_tier(fast=SAMPLE[3:], ci=SAMPLE, all=ZONES))
 @pytest.mark.parametrize("expression", AT_CHANGES)
-def test_intervals_around_changes_of_clocks_are_those_of_airflow_or_listed(expression: str, zone: str) -> None:
+def test_intervals_at_clock_changes_equal_airflows_except_listed_differences(expression: str, zone: str) -> None:
     schedule, around = Cron(expression, zone), timedelta(hours=AT_CHANGES[expression])
     # A schedule of every hour also counts a change in its pause of two days.
     reach = timedelta(days=3) if expression == "30 * * * 1-5" else SHADOW
@@ -128,7 +128,7 @@ def test_an_interval_after_any_other_is_that_of_airflow(expression: str, zone: s
 
 
 @given(minutes=st.integers(1, 100_000), at=INSTANTS, length=st.integers(1, 10_000))
-def test_a_timedelta_is_that_of_airflow(minutes: int, at: datetime, length: int) -> None:
+def test_intervals_of_a_timedelta_schedule_equal_airflows(minutes: int, at: datetime, length: int) -> None:
     schedule, last = schedule_of(timedelta(minutes=minutes), "UTC"), Interval(at, at + timedelta(minutes=length))
     assert next_interval(schedule, last) == scheduled_by_airflow(schedule, last, None)
     assert first_interval(schedule, at) == scheduled_by_airflow(schedule, None, at)
@@ -145,6 +145,6 @@ def test_a_schedule_survives_its_encoding(schedule: Schedule) -> None:
     assert are_same(schedule, decode(encode(schedule)))
 
 
-def test_the_start_of_the_year_is_not_a_pendulum_instant() -> None:
+def test_an_interval_starts_at_a_plain_datetime_not_a_pendulum_instant() -> None:
     # `Interval` keeps UTC datetimes, whatever instant Airflow gives.
     assert type(next_interval(Cron("@daily"), Interval(DateTime(2024, 1, 1, tzinfo=UTC), YEARS[1])).start) is datetime

@@ -269,7 +269,7 @@ def intervals(draw: Any) -> tuple[str, list[tuple[Any, ...]], bool, int]:
     dense=st.booleans(),
 )
 @pytest.mark.long("seconds", runs_in="ci")
-def test_columns_leave_what_rows_leave(steps: list[Any], mode: str, dense: bool) -> None:
+def test_arrow_and_row_processors_leave_equal_state_and_output(steps: list[Any], mode: str, dense: bool) -> None:
     before = stored_entries.MIN_SCAN_ROWS, stored_entries.RANGE_KEYS, timer_columns.MIN_LATEST_ROWS
     stored_entries.MIN_SCAN_ROWS = stored_entries.RANGE_KEYS = timer_columns.MIN_LATEST_ROWS = 1 if dense else 1_000
     ttls = TTLS if mode == "processing" else (None,)

@@ -154,7 +154,7 @@ def test_windows(processor: type, history: Any, cuts: Any, spans: tuple[int, int
 
 @oracle_laws
 @given(rows_of_values, three_cuts(), st.sampled_from([5, 15, 60, "gap"]), modes)
-def test_session_window(history: Any, cuts: Any, gap: Any, mode: Any) -> None:
+def test_session_windows_equal_sql_at_any_interval_length(history: Any, cuts: Any, gap: Any, mode: Any) -> None:
     seconds = gap if gap == "gap" else gap * 60
 
     def oracle(end: datetime, cut: Cut) -> list[dict[str, Any]]:
@@ -343,7 +343,7 @@ FROM walk WHERE kind IN ('abandon', 'complete')
     st.sampled_from([5, 20, 60, 600]),
     st.sampled_from([0, 1, 32]),
 )
-def test_funnel(history: Any, cuts: Any, steps: Any, within: int, rounds: int) -> None:
+def test_funnel_rows_equal_those_of_an_sql_query(history: Any, cuts: Any, steps: Any, within: int, rounds: int) -> None:
     settings = {"step": "page", "steps": steps, "within": timedelta(minutes=within)}
     pipeline = pipeline_of(type("Steps", (Funnel,), settings))
     sql = _FUNNELS.format(

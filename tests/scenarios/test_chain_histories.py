@@ -720,7 +720,7 @@ def play(seed: int, steps: int = 8) -> Counter[str]:
 
 
 @pytest.mark.parametrize("first", range(1, 61, 20) if ALL else [20])
-def test_chains_say_what_is_wrong_and_heal(first: int) -> None:
+def test_every_outdated_result_of_a_chain_is_reported_and_healed(first: int) -> None:
     seen = sum((play(seed) for seed in range(first, first + (20 if ALL else 4))), Counter[str]())
     print(dict(seen))
     assert seen["pending"] and seen["healed"] and seen["ended"] and not seen["unreadable"]

@@ -29,7 +29,7 @@ MOST_UNTIL_FOUND = 50
 
 @pytest.mark.parametrize(("first", "count"), PARTS)
 @pytest.mark.long("seconds", runs_in="ci")
-def test_every_state_output_and_read_is_as_the_oracle_says_and_no_file_is_left(
+def test_states_outputs_and_reads_match_the_oracle_and_no_needless_file_remains(
     tmp_path: Path, first: int, count: int
 ) -> None:
     """Also after everything was let finish and swept. A difference keeps the folder of its history.

@@ -144,7 +144,7 @@ HISTORIES = [range(first, first + 50) for first in range(0, 200, 50)] if ALL els
 
 @pytest.mark.parametrize("seeds", HISTORIES, ids=lambda seeds: f"{seeds.start}-{seeds.stop - 1}")
 @pytest.mark.long("seconds", runs_in="ci")
-def test_random_histories_that_change_the_number_of_shards(seeds: range) -> None:
+def test_deduplicate_outputs_each_key_once_across_rescaling(seeds: range) -> None:
     """F67, F72: each key comes out once, in the interval of its first row, whatever becomes of the shards."""
     intervals = rescales = 0
     for seed in seeds:

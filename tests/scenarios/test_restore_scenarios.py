@@ -34,7 +34,7 @@ def every_group(groups: list[int], per_group: int = 20) -> Change:
 
 @pytest.mark.parametrize("first, last", [(0, 127), (127, 128), (128, 255), (255, 256), (256, 32_766), (32_767, 32_767)])
 @pytest.mark.parametrize("parallelism", [1, 3])
-def test_only_the_range_is_there(tmp_path: Path, first: int, last: int, parallelism: int) -> None:
+def test_a_restored_shard_has_only_its_key_groups(tmp_path: Path, first: int, last: int, parallelism: int) -> None:
     """F69: where one byte of a key group ends and the next begins, and at the very last; from one shard and from three."""
     chain = Chain(tmp_path / "chain", MemoryStorage(), max_parallelism=32_768)
     chain.step(parallelism, "incremental", every_group(EDGES))
@@ -67,7 +67,7 @@ def test_one_bad_file_among_three_shards_refuses_the_restore(tmp_path: Path, mod
     restore_shard(KeyGroupRange(first=0, last=3), chain.manifests, storage, into, EngineOptions()).store.close()
 
 
-def test_a_rescaling_that_dies_is_no_state(tmp_path: Path) -> None:
+def test_a_failed_rescaling_leaves_the_earlier_checkpoint_restorable(tmp_path: Path) -> None:
     """S36, and where we differ: rescaling is part of an interval, so one that dies in the middle leaves the checkpoint that it
     started from, and the next try may take that or any other number of shards."""
     chain = Chain(tmp_path / "chain", MemoryStorage(), max_parallelism=6)

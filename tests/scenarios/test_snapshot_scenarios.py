@@ -79,7 +79,7 @@ def test_a_checkpoint_writes_what_is_new_and_shares_the_rest(chain: Chain) -> No
     assert stored(chain) == before and chain.manifests[0].files == second.files
 
 
-def test_a_full_checkpoint_and_a_savepoint_share_nothing_and_later_ones_share_them(chain: Chain) -> None:
+def test_full_checkpoints_and_savepoints_share_no_files_with_earlier_checkpoints(chain: Chain) -> None:
     """F1, F44, S26: full -> incremental -> savepoint -> incremental; what was saved apart is never taken for the base's."""
     chain.step(1, "incremental", put("a", n=1))
     for mode in ("full", "savepoint"):
@@ -92,7 +92,7 @@ def test_a_full_checkpoint_and_a_savepoint_share_nothing_and_later_ones_share_th
     assert values(chain, "a", "b") == [1, 2]
 
 
-def test_an_empty_state_is_a_checkpoint_too(chain: Chain) -> None:
+def test_empty_state_is_checkpointed_and_restored(chain: Chain) -> None:
     """F21: nothing is captured, restored, and captured again."""
     chain.step(2, "incremental")
     assert (chain.entries, chain.digest, values(chain, "a")) == (0, 0, [None])
@@ -102,7 +102,7 @@ def test_an_empty_state_is_a_checkpoint_too(chain: Chain) -> None:
 
 
 @pytest.mark.parametrize("parallelism", [1, 2])
-def test_state_that_nobody_touched_goes_on(chain: Chain, parallelism: int) -> None:
+def test_untouched_state_is_kept_across_checkpoints_of_every_mode(chain: Chain, parallelism: int) -> None:
     """F22, F77, S40: written, restored, captured without a read or a write, restored: all there."""
     names = ["a", "b", "c"]
     chain.step(1, "incremental", put(*names, n=7))
@@ -111,7 +111,7 @@ def test_state_that_nobody_touched_goes_on(chain: Chain, parallelism: int) -> No
     assert values(chain, *names) == [7, 7, 7]
 
 
-def test_what_is_never_captured_is_rolled_back(chain: Chain) -> None:
+def test_writes_after_the_last_checkpoint_are_rolled_back(chain: Chain) -> None:
     """S1, S4: an older checkpoint is what it was, whatever was captured after it, or written and never captured."""
     chain.step(1, "incremental", put("a", n=1))
     first = chain.manifests
@@ -142,7 +142,7 @@ class DuringUploads(MemoryStorage):
 
 
 @pytest.mark.parametrize("mode", ["incremental", "full", "savepoint"])
-def test_writes_during_the_upload_are_not_in_it(chain: Chain, mode: Mode) -> None:
+def test_writes_during_the_upload_are_not_in_the_checkpoint(chain: Chain, mode: Mode) -> None:
     """F12: the store is written to, flushed and compacted between the capture and the end of the upload; the checkpoint has what
     was there when it was captured, and nothing stays open."""
     chain.step(1, "incremental", put("a", "b", n=1))
@@ -167,7 +167,7 @@ def test_writes_during_the_upload_are_not_in_it(chain: Chain, mode: Mode) -> Non
     assert not any(thread.name.startswith("transfer") for thread in threading.enumerate())
 
 
-def test_two_snapshots_at_once_end_in_any_order(tmp_path: Path) -> None:
+def test_two_concurrent_snapshots_of_one_base_both_restore(tmp_path: Path) -> None:
     """F20: the first is held up in its upload; the second, from the same base, begins later and ends first; both are whole."""
     storage, reached, go_on = MemoryStorage(), threading.Event(), threading.Event()
 
@@ -248,7 +248,7 @@ def test_many_small_checkpoints_leave_few_files(tmp_path: Path) -> None:
     assert values(chain, *(f"k{n}" for n in range(49))) == [*range(49)]
 
 
-def test_back_and_forth_between_the_modes(chain: Chain) -> None:
+def test_every_checkpoint_restores_after_switches_between_incremental_and_changelog(chain: Chain) -> None:
     """F85, S26, S30: five intervals of changelog between files; every checkpoint restores to what it was."""
     history = []
     for n in range(12):

@@ -68,7 +68,7 @@ def test_expiry_outlives_restore_and_rescaling(tmp_path: Path, mode: Mode) -> No
     assert chain.digest == 0
 
 
-def test_expiry_switched_on_and_off_between_intervals(tmp_path: Path) -> None:
+def test_a_changed_ttl_applies_only_to_values_written_afterwards(tmp_path: Path) -> None:
     """F89, F90, S37: an expiry that changes counts for what is written from then on; what is there keeps its own. Switched off, what
     is written is permanent, but what has an expiry still expires (Flink makes that permanent too); switched on again, a permanent
     value stays until it is written."""
@@ -105,7 +105,7 @@ def test_expiry_switched_on_and_off_between_intervals(tmp_path: Path) -> None:
     assert (chain.entries, chain.digest) == (0, 0)
 
 
-def test_lists_begin_behind_elements_that_expired_in_turns(tmp_path: Path) -> None:
+def test_expired_elements_of_interleaved_lists_are_all_removed_at_once(tmp_path: Path) -> None:
     """The expiry index has the first elements of both lists, then the second ones. All go at once."""
     state = ShardState(RocksStore(tmp_path / "db"), key_groups=(), descriptors=STATES, now_ms=0)
     for state.now_ms in (0, 1, 50):
@@ -124,7 +124,7 @@ def test_lists_begin_behind_elements_that_expired_in_turns(tmp_path: Path) -> No
 
 
 @pytest.mark.long("half a second", runs_in="ci")
-def test_iterating_while_it_changes_is_safe(tmp_path: Path) -> None:
+def test_iterating_a_map_or_list_while_it_changes_sees_each_entry_once(tmp_path: Path) -> None:
     """F23: each of 10,000 map entries and list elements is seen once, though the loop removes what it sees, adds others behind
     and appends; a snapshot afterwards has what is left."""
     chain = Chain(tmp_path / "chain", MemoryStorage(), max_parallelism=GROUPS)

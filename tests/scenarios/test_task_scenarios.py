@@ -27,7 +27,7 @@ def left_in(temp: Path) -> list[Path]:
 
 @pytest.mark.parametrize("format", ["native", "canonical"])
 @pytest.mark.long("half a second", runs_in="ci")
-def test_nothing_is_left_of_a_task_that_ended(tmp_path: Path, temp: Path, format: Format) -> None:
+def test_a_finished_savepoint_task_leaves_no_temporary_files(tmp_path: Path, temp: Path, format: Format) -> None:
     """F15: a savepoint is taken and restored; of stores, images and downloads nothing stays in the temporary folder."""
     SmallPipeline(tmp_path / "origin").take(tmp_path / "savepoint", format)
     restore(tmp_path / "root" / "q", tmp_path / "savepoint")
@@ -35,7 +35,7 @@ def test_nothing_is_left_of_a_task_that_ended(tmp_path: Path, temp: Path, format
 
 
 @pytest.mark.parametrize("format", ["native", "canonical"])
-def test_nothing_is_left_of_a_task_that_failed(
+def test_a_failed_savepoint_task_leaves_no_temporary_files(
     tmp_path: Path, temp: Path, format: Format, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """F15: nor when the upload of a savepoint fails, with the store open."""
@@ -52,7 +52,7 @@ def test_nothing_is_left_of_a_task_that_failed(
 
 
 @pytest.mark.parametrize("format", ["native", "canonical"])
-def test_of_two_tries_at_one_savepoint_one_is_it_and_both_return_it(tmp_path: Path, format: Format) -> None:
+def test_two_concurrent_savepoint_tries_leave_one_complete_savepoint(tmp_path: Path, format: Format) -> None:
     """S13: the slower one finds the record when it writes its own; what it wrote goes, and a later call finds the savepoint too. A
     native one is compacted: of the two files of the shard of "a" there is one."""
     made = RealPipeline(tmp_path)

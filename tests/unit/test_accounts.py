@@ -52,7 +52,7 @@ def test_each_change_of_a_state_changes_its_counts(
     ("count", "says"),
     [(-3, "the entry count of state 'total' in key group 3 is -1"), (-2, "key group 3 is empty, but its digest is")],
 )
-def test_an_account_that_can_not_be_is_refused(count: int, says: str) -> None:
+def test_a_negative_entry_count_or_an_empty_key_group_with_a_digest_is_refused(count: int, says: str) -> None:
     accounts = Accounts([group(3, 50, total=2)])
     accounts.change(3, "total", 0, count, 0)
     with pytest.raises(InvariantViolated, match=says):
@@ -60,7 +60,7 @@ def test_an_account_that_can_not_be_is_refused(count: int, says: str) -> None:
 
 
 @pytest.mark.parametrize("removed_at_once", [3, 10_000])
-def test_a_dropped_state_takes_its_bytes_with_it(
+def test_dropping_a_state_removes_its_entries_and_byte_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, removed_at_once: int
 ) -> None:
     state = open_state(tmp_path, now_ms=0)

@@ -144,7 +144,7 @@ def idle_days(outcome: Expected, tail: str | None = "N1") -> list[int]:
     return [(day - DAY).days for day in of_tail]
 
 
-def test_features_are_what_was_known_before() -> None:
+def test_features_of_a_flight_use_only_earlier_flights() -> None:
     outcome = both([flight(0, 8, delay=10), flight(0, 12, route="BOS-JFK", delay=-4), flight(2, 9, delay=3)], 4)
     assert column(outcome, "prior_flights") == [0, 1, 2]
     assert column(outcome, "prior_mean_delay_minutes") == [None, 10.0, 3.0]

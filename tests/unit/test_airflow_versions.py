@@ -38,11 +38,11 @@ def test_the_minor_version_is_read_from_any_release(version: str, expected: tupl
         ((3, 10), set()),
     ],
 )
-def test_what_a_version_lacks(version: tuple[int, int], lacks: set[str]) -> None:
+def test_each_airflow_version_lacks_only_features_of_later_versions(version: tuple[int, int], lacks: set[str]) -> None:
     assert {name for name in DIFFERENCES if not has(name, version)} == lacks
 
 
-def test_the_page_has_the_list() -> None:
+def test_the_airflow_page_lists_the_substitute_for_each_missing_feature() -> None:
     page = (REPOSITORY / "docs" / "airflow.md").read_text()
     section = page.partition("## Airflow 3.1 and 3.2\n")[2]
     items = [" ".join(item.split()) for item in re.findall(r"^- (.*?)(?=^- |^$)", section, re.MULTILINE | re.DOTALL)]
@@ -51,7 +51,7 @@ def test_the_page_has_the_list() -> None:
     ]
 
 
-def test_a_task_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_airflow_feature_is_logged_with_its_consequence(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     log = SimpleNamespace(info=lambda text, *more: said.append(text % more))
     monkeypatch.setattr(airflow_versions, "has", lambda name: name != "task state store")

@@ -104,7 +104,7 @@ def backfill(*more: str, wait: str = "2m") -> Any:
         (["quiet half", "ok"], 2),  # Airflow said yes, and yet two runs are missing
     ],
 )
-def test_it_is_created_until_it_is_whole(server: Callable[..., FakeAirflow], answers: list[str], tries: int) -> None:
+def test_a_backfill_is_retried_until_whole(server: Callable[..., FakeAirflow], answers: list[str], tries: int) -> None:
     airflow = server(*answers)
     result = backfill("--json")
     assert result.exit_code == 0, result.output
@@ -115,7 +115,7 @@ def test_it_is_created_until_it_is_whole(server: Callable[..., FakeAirflow], ans
     assert airflow.paused[-1] is False
 
 
-def test_a_day_is_a_day_in_the_zone_of_the_schedule(server: Callable[..., FakeAirflow]) -> None:
+def test_dates_are_interpreted_in_the_time_zone_of_the_schedule(server: Callable[..., FakeAirflow]) -> None:
     """The newest checkpoint names the zone; without a checkpoint, Airflow's default zone counts."""
     airflow = server("ok")
     airflow.zone = "Europe/Berlin"
@@ -174,7 +174,7 @@ def scheduled(pipeline: str, schedule: Schedule) -> None:
         Folder(storage).run(day(1), "a", schedule=schedule)
 
 
-def test_a_half_one_of_an_earlier_call_is_cancelled_and_made_again(server: Callable[..., FakeAirflow]) -> None:
+def test_an_incomplete_earlier_backfill_is_cancelled_and_recreated(server: Callable[..., FakeAirflow]) -> None:
     airflow = server("half", "ok")
     with pytest.raises(RestError):
         airflow._create(
@@ -187,7 +187,7 @@ def test_a_half_one_of_an_earlier_call_is_cancelled_and_made_again(server: Calla
 
 
 @pytest.mark.parametrize("conf", [None, {"replace_overlapping": True}])
-def test_one_that_somebody_creates_meanwhile_is_left_alone(server: Callable[..., FakeAirflow], conf: Any) -> None:
+def test_a_concurrent_backfill_of_another_user_is_not_cancelled(server: Callable[..., FakeAirflow], conf: Any) -> None:
     """Both calls wait for an earlier backfill, and the other call is first: with other dates, or with another setting."""
     airflow = server("colleague" if conf is None else "busy")
     if conf is not None:
@@ -205,7 +205,7 @@ def test_one_that_somebody_creates_meanwhile_is_left_alone(server: Callable[...,
     assert airflow.backfills[0]["completed_at"] is None and True not in airflow.paused
 
 
-def test_a_whole_one_of_the_same_dates_is_waited_for(server: Callable[..., FakeAirflow]) -> None:
+def test_a_complete_backfill_of_the_same_dates_is_waited_for(server: Callable[..., FakeAirflow]) -> None:
     """The same command twice: what the first one began goes on."""
     airflow = server("ok")
     assert backfill().exit_code == 0
@@ -227,7 +227,7 @@ def test_a_whole_one_of_the_same_dates_is_waited_for(server: Callable[..., FakeA
         (ConnectionRefusedError(111, "refused"), 3, "start one with 'make ui'"),
     ],
 )
-def test_what_asking_again_cannot_help_is_said_at_once(
+def test_an_airflow_error_that_is_not_retried_exits_with_its_code_and_a_hint(
     monkeypatch: pytest.MonkeyPatch, error: Exception, code: int, text: str
 ) -> None:
     def refuse(*_: Any) -> Any:
@@ -238,13 +238,13 @@ def test_what_asking_again_cannot_help_is_said_at_once(
     assert result.exit_code == code and text in result.stderr
 
 
-def test_the_call_is_checked(server: Callable[..., FakeAirflow]) -> None:
+def test_a_reversed_or_unreadable_date_range_is_refused(server: Callable[..., FakeAirflow]) -> None:
     server("ok")
     assert backfill("--from", "2024-01-09").exit_code == 2
     assert "is not a date or time" in backfill("--from", "monday").stderr
 
 
-def test_dates_without_an_interval_are_told(
+def test_dates_without_an_interval_are_refused(
     server: Callable[..., FakeAirflow], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server("ok")

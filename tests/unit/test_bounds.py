@@ -34,7 +34,7 @@ def filled(tmp_path: Path, entries: int) -> ShardState:
     return state
 
 
-def test_the_first_of_a_large_map_is_found_without_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_map_entry_is_read_without_the_other_entries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     state = filled(tmp_path, 5_000)
     read, read_range = list[int](), RocksStore.read_range
 
@@ -59,7 +59,7 @@ def test_the_first_of_a_large_map_is_found_without_the_rest(tmp_path: Path, monk
 
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.long("seconds", runs_in="ci")
-def test_an_iterator_sees_the_map_as_it_was(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_map_iterator_does_not_see_later_writes(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever is written and flushed while it is under way, and whatever was not flushed before."""
     monkeypatch.setattr(shard_state, "_SCANNED_CHANGES", 50)
     pick = random.Random(seed)
@@ -106,7 +106,7 @@ def test_an_iterator_that_is_not_used_up_keeps_no_store_open(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("kind", ["list", "map"])
-def test_small_entries_count_with_what_python_takes_for_them(
+def test_small_entries_count_toward_the_memory_limit_with_their_python_overhead(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """Ten bytes an entry: by these alone thousands would be held."""
@@ -127,7 +127,7 @@ def test_small_entries_count_with_what_python_takes_for_them(
     state.store.close()
 
 
-def test_a_round_ends_where_much_was_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prefetch_stops_when_its_byte_limit_is_reached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shard_state, "PREFETCH_BYTES", 10_000)
     state = open_state(tmp_path, now_ms=0)
     value = ValueState(state, "value")
@@ -155,7 +155,7 @@ def test_entries_that_are_written_in_parts_are_all_written(tmp_path: Path, monke
     state.store.close()
 
 
-def test_many_timers_of_one_key_cost_no_more_than_of_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_timers_of_one_key_take_bounded_time_and_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """30,000 took minutes when each call wrote all of a key's."""
     monkeypatch.setattr(shard_state, "GATHERED_BYTES", MIB)
     state = open_state(tmp_path, now_ms=0)

@@ -43,7 +43,7 @@ from tests.support.tiers import ALL
 JUDGE, PLAN = "state_backend.chains.judge_inputs", "cairn.operations.intervals.plan_chain"
 
 
-def test_commands_name_what_a_correction_changed(tmp_path: Path) -> None:
+def test_status_reports_results_that_an_upstream_correction_made_stale(tmp_path: Path) -> None:
     edges = {"sales": (), "report": (Edge(pipeline="sales"),), "board": (Edge(pipeline="report"),)}
     world = World(edges, root=f"file://{tmp_path}")
     for name in edges:
@@ -71,7 +71,7 @@ def test_commands_name_what_a_correction_changed(tmp_path: Path) -> None:
     assert gone["outdated"][0]["why"] == f"there is no pipeline sales below {world.root}"
 
 
-def test_status_names_the_way_from_a_cause_and_heals_the_chain_where_an_earlier_result_waits(tmp_path: Path) -> None:
+def test_status_why_lists_the_path_from_the_cause_and_prints_the_heal_command(tmp_path: Path) -> None:
     sales, prices = Edge(pipeline="sales"), Edge(pipeline="prices")
     edges = {"sales": (), "prices": (), "report": (sales,), "board": (Edge(pipeline="report"), prices)}
     world = World(edges, root=f"file://{tmp_path}")
@@ -108,7 +108,7 @@ def test_status_names_the_way_from_a_cause_and_heals_the_chain_where_an_earlier_
     assert CliRunner().invoke(app, [*where, "2024-01-09"]).exit_code == 2
 
 
-def test_results_of_records_that_are_older_than_the_tracking_take_one_line(tmp_path: Path) -> None:
+def test_status_summarises_results_from_before_input_tracking_in_one_line(tmp_path: Path) -> None:
     world = World({"sales": (), "report": (Edge(pipeline="sales"),)}, root=f"file://{tmp_path}")
     for n in (1, 2, 3):
         world.run("sales", n)
@@ -175,7 +175,7 @@ def reasons(shown: dict[str, Any]) -> dict[str, list[tuple[int, str, bool]]]:
     }
 
 
-def test_a_plan_says_what_a_correction_a_restore_and_a_date_add(tmp_path: Path) -> None:
+def test_a_plan_lists_the_intervals_that_a_correction_a_restore_or_a_later_end_date_adds(tmp_path: Path) -> None:
     world = World(THREE, root=f"file://{tmp_path}", code="shop")
     for name in THREE:
         for n in (1, 2, 3):
@@ -225,7 +225,7 @@ def test_a_plan_says_what_a_correction_a_restore_and_a_date_add(tmp_path: Path) 
     assert [to_run.interval for to_run in plan_heal(health, [*map(day, (1, 2, 3))], None).to_run] == [day(2), day(3)]
 
 
-def test_a_plan_leaves_out_what_no_run_repairs_and_says_what_is_not_tracked(tmp_path: Path) -> None:
+def test_a_plan_leaves_out_unrepairable_intervals_and_reports_untracked_intervals(tmp_path: Path) -> None:
     world = World({**THREE, "old": (Edge(pipeline="sales"),)}, root=f"file://{tmp_path}")
     world.run("sales", 1)
     world.folders["old"].run(day(1), "untracked")
@@ -253,7 +253,7 @@ def test_a_plan_leaves_out_what_no_run_repairs_and_says_what_is_not_tracked(tmp_
     assert f"cairn status --root {world.root} --pipeline report\n" in said
 
 
-def test_a_plan_begins_where_a_base_is_kept_and_heals_from_its_own_root(tmp_path: Path) -> None:
+def test_a_plan_reruns_from_a_retained_base_and_heals_only_planned_pipelines(tmp_path: Path) -> None:
     other = f"file://{tmp_path}/other"
     edges = {"sales": (), "beside": (Edge(pipeline="sales"),), "report": (Edge(pipeline="sales", root=other),)}
     world = World(edges, root=f"file://{tmp_path}/root", code="shop")
@@ -286,7 +286,7 @@ def test_a_plan_begins_where_a_base_is_kept_and_heals_from_its_own_root(tmp_path
         (Edge(pipeline="down"), None, "read each other's same interval: down reads down"),
     ],
 )
-def test_what_an_interval_reads(edge: Edge, reads: list[int] | None, message: str | None) -> None:
+def test_an_interval_reads_only_committed_upstreams(edge: Edge, reads: list[int] | None, message: str | None) -> None:
     """Day 3 of `down` where the upstream has days 1 and 2, and `long` one interval of four days."""
     world = World({"up": (), "down": (Edge(pipeline="up"),), "none": (), "long": ()})
     for n in (1, 2):
@@ -303,7 +303,7 @@ def test_what_an_interval_reads(edge: Edge, reads: list[int] | None, message: st
     assert read.head == 2 and all(part.digest is not None for part in read.parts)
 
 
-def test_edges_and_gaps_that_are_not_those_of_the_newest_interval() -> None:
+def test_results_are_judged_by_the_upstreams_they_read_and_allowed_gaps_are_skipped() -> None:
     world = World({"up": (), "other": (), "down": (Edge(pipeline="up"),)})
     for name in ("up", "other", "down"):
         for n in (1, 2, 3):
@@ -326,7 +326,7 @@ def test_edges_and_gaps_that_are_not_those_of_the_newest_interval() -> None:
     assert pin(chains, replace(reader, interval=day(2)), Edge(pipeline="up"))[1] == ()
 
 
-def test_a_pipeline_that_reads_its_own_yesterday_begins_and_a_cycle_is_judged_alike_from_both_sides() -> None:
+def test_a_pipeline_that_reads_its_own_previous_interval_can_start_and_is_judged_stale() -> None:
     world = World({"up": (), "down": (Edge(pipeline="down", back=1), Edge(pipeline="up"))})
     for n in (1, 2, 3):
         world.run("up", n)
@@ -345,7 +345,7 @@ def test_a_pipeline_that_reads_its_own_yesterday_begins_and_a_cycle_is_judged_al
 
 
 @pytest.mark.parametrize("other", [0, 1])
-def test_a_folder_that_was_put_back_and_is_as_long_as_before_is_noticed(tmp_path: Path, other: int) -> None:
+def test_changed_output_of_an_upstream_restored_from_backup_makes_its_readers_stale(tmp_path: Path, other: int) -> None:
     world = World({"up": (), "down": (Edge(pipeline="up"),)}, root=f"file://{tmp_path}/root")
     for n in (1, 2, 3):
         world.run("up", n)
@@ -363,7 +363,7 @@ def test_a_folder_that_was_put_back_and_is_as_long_as_before_is_noticed(tmp_path
         assert world.out_of_date()["down"] == {3}  # this one still has rows of the lost commit
 
 
-def test_a_state_that_retention_dropped_is_named_before_spark_starts() -> None:
+def test_an_upstream_state_that_retention_dropped_is_refused_with_the_rerun_command() -> None:
     world, edge = World({"up": (), "down": ()}), Edge(pipeline="up", reads="state")
     up, reader = world.folders["up"], Reader(root=ROOT, pipeline="down", interval=day(1), schedule=None)
     up.run(day(1), "u1", digest=1, retention=KeepLast(1))
@@ -387,7 +387,7 @@ def test_a_state_that_retention_dropped_is_named_before_spark_starts() -> None:
     assert planned.left_out == {day(1): "retention has dropped the state of up at 2024-01-02T00:00:00Z"}
 
 
-def test_a_restored_state_counts_when_retention_keeps_no_other_checkpoint_or_has_dropped_it() -> None:
+def test_results_accepted_by_a_restore_are_not_stale_after_retention_drops_the_restore() -> None:
     world = World({"up": (), "down": (Edge(pipeline="up"),)}, code="module")
     for name in ("up", "down"):
         for n in (1, 2, 3):
@@ -423,7 +423,7 @@ def test_a_restored_state_that_a_later_restore_took_out_of_use_is_no_input() -> 
     assert commits_in(log, edge, day(2)) == {} and commits_in(log, edge, day(1)) == {day(1): 4}
 
 
-def test_many_inputs_are_kept_as_ranges_and_old_records_as_unknown() -> None:
+def test_many_inputs_are_recorded_as_ranges_that_still_reveal_a_changed_input() -> None:
     pieces = [Piece(interval=day(n), id=n, rows=1, digest=n) for n in range(1, 201)]
     parts = parts_of(pieces)
     assert len(parts) <= 64 and sum(part.intervals for part in parts) == sum(part.rows for part in parts) == 200
@@ -513,7 +513,7 @@ def meet(at: int, dies: int, doing: str) -> bool | None:
 
 
 @pytest.mark.parametrize("doing", ["a run", "heal", *LOOKS])
-def test_an_upstream_commits_or_dies_at_any_request_of_a_reader(doing: str) -> None:
+def test_a_stale_reader_is_detected_if_its_upstream_commits_or_dies_at_any_request(doing: str) -> None:
     ends = Counter[bool | None]()
     for dies in (*range(0, 40, 1 if ALL else 20), 999):
         for at in itertools.count():
@@ -523,7 +523,7 @@ def test_an_upstream_commits_or_dies_at_any_request_of_a_reader(doing: str) -> N
     assert ends[True] > 5 and ends[False] > 5
 
 
-def test_a_reader_that_does_not_compare_is_found() -> None:
+def test_the_upstream_race_check_fails_if_inputs_are_not_compared() -> None:
     where = "state_backend.chains.judge_inputs._judge_parts"
     with mock.patch(where, lambda *_, **__: None), pytest.raises(AssertionError, match="other rows"):
         for at in range(40):

@@ -126,7 +126,7 @@ class FourHoursLast(FourHours):
 
 
 @pytest.mark.parametrize("clock", [{}, {"order_by": ["at"]}])
-def test_keys_that_are_remembered_for_ever_stay_so(clock: dict[str, Any], tmp_path: Path) -> None:
+def test_keys_remembered_for_ever_are_kept_when_a_horizon_is_added(clock: dict[str, Any], tmp_path: Path) -> None:
     """A horizon that comes later holds for new keys."""
     after = [[("a", at(n, 30), n, 0), ("b", at(n, 30), n, 0)] for n in range(1, 7)]
     found = outputs(tmp_path, Ever, FourHours, [[("a", at(0), 0, 0)]], after, **TIMED, **clock)
@@ -159,7 +159,7 @@ class ThreeBest(TwoBest):
     n = 3
 
 
-def test_a_longer_list_lacks_rows_that_were_dropped(tmp_path: Path) -> None:
+def test_a_larger_top_n_does_not_bring_back_dropped_rows(tmp_path: Path) -> None:
     before = [[("a", at(0), v, 0) for v in (5, 4, 3)]]
     (found,) = outputs(tmp_path, TwoBest, ThreeBest, before, [[("a", at(1), 1, 0)]])
     assert sorted(row[2] for row in found) == [1, 4, 5]
@@ -318,12 +318,12 @@ def test_settings_that_give_the_state_its_meaning_can_not_change(
         (with_setting(Latest, version="v"), with_setting(Latest, version=["v asc"])),
     ],
 )
-def test_another_spelling_is_no_change(old: type, new: type, tmp_path: Path) -> None:
+def test_a_setting_in_another_spelling_counts_as_unchanged(old: type, new: type, tmp_path: Path) -> None:
     assert outputs(tmp_path, old, new, [[("a", at(0), 2, 0)]], [[("a", at(1), 1, 0)]]) == [[]]
 
 
 @pytest.mark.parametrize("base", [Latest, History])
-def test_a_new_column_may_delete_keys(base: type, tmp_path: Path) -> None:
+def test_a_deletion_column_that_is_new_in_the_input_is_accepted(base: type, tmp_path: Path) -> None:
     new = with_setting(base, deleted="gone", **({"horizon": None} if base is Latest else {}))
     schemas = (f"{SCHEMA}, active boolean", f"{SCHEMA}, active boolean, gone boolean")
     before, after = [[("a", at(0, 10), 1, 0, True)]], [[("a", at(1, 10), 1, 0, True, True)]]
@@ -343,7 +343,7 @@ CHANGED = [
 
 
 @pytest.mark.parametrize(("old", "new"), CHANGED)
-def test_state_of_older_code_gets_its_settings(
+def test_settings_are_added_to_state_of_older_code_and_then_can_not_change(
     old: type, new: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A re-run with newer code leaves the same state, so later checkpoints stay valid. From then on, changes are refused."""
@@ -371,7 +371,7 @@ def test_state_of_older_code_gets_its_settings(
         run(new, 4)
 
 
-def test_columns_of_the_input(tmp_path: Path) -> None:
+def test_a_new_input_column_is_accepted_and_a_changed_column_type_is_refused(tmp_path: Path) -> None:
     short, long = "k string, v long", "k string, v long, z string"
     rows = [("a", 1), ("b", 1)]
     assert outputs(tmp_path / "more", Latest, Latest, [rows], [[("a", 2, "z")]], (short, long), order_by=["v"]) == [

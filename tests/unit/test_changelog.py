@@ -95,7 +95,7 @@ key_group_states = st.dictionaries(st.integers(0, 7), st.integers(1, 3), max_siz
 
 
 @given(st.lists(key_group_states, min_size=1, max_size=5))
-def test_changes_since_a_file_make_of_it_what_is_now(history: list[tuple[KeyGroupState, ...]]) -> None:
+def test_changes_applied_to_a_manifest_file_give_the_current_manifest(history: list[tuple[KeyGroupState, ...]]) -> None:
     """Over any number of intervals, key groups that become empty or come back included."""
     file = replace(NOTHING, key_group_states=history[0])
     base, changes = file, None
@@ -109,7 +109,7 @@ def test_changes_since_a_file_make_of_it_what_is_now(history: list[tuple[KeyGrou
         base = now
 
 
-def test_other_files_are_more_than_changes() -> None:
+def test_a_manifest_with_other_files_can_not_be_recorded_as_changes() -> None:
     file = LocalFile(name="1.sst", handle=Handle(path="shared/a/0-0-0.sst", size_bytes=1, crc32c=1))
     other = InlineFile(name="CURRENT", data=b"")
     for now in (replace(NOTHING, files=(file,)), replace(NOTHING, inline_files=(other,)), replace(NOTHING, shard=1)):
@@ -120,7 +120,7 @@ def groups(count: int) -> tuple[KeyGroupState, ...]:
     return tuple(KeyGroupState(key_group=g, entries={"s": 1}, digest=2**63 + g) for g in range(count))
 
 
-def test_each_shard_has_its_part_of_the_record() -> None:
+def test_a_shard_manifest_is_inline_only_if_the_record_has_room_for_all_shards() -> None:
     """A ref to the old file and what changed, or the whole manifest, or neither; and if all of any number of shards take all they
     may, the record has room for them."""
     handle = Handle(path="shared/a/0-0-0.manifest", size_bytes=1, crc32c=1)
@@ -172,7 +172,7 @@ def test_a_segment_takes_the_manifest_along_if_the_record_has_no_room(shard: Sha
 
 
 @pytest.mark.parametrize("damage", ["shorter", "longer", "flipped", "elsewhere", "a segment"])
-def test_a_manifest_in_a_segment_that_is_not_what_it_should_be_is_named(shard: Shard, damage: str) -> None:
+def test_a_damaged_manifest_inside_a_segment_file_is_refused_with_its_path(shard: Shard, damage: str) -> None:
     taken = shard.interval({b"\x00\x00a": b"1" * 9000}, inline_budget_bytes=0, parallelism=NO_ROOM)
     handle, where = taken.manifest.segments[-1].handle, taken.in_segment
     assert handle is not None and where is not None
@@ -196,7 +196,7 @@ def shard(tmp_path: Path) -> Shard:
     return Shard(tmp_path)
 
 
-def test_a_replay_is_kept_to_the_key_groups_that_are_wanted(shard: Shard) -> None:
+def test_a_replay_restores_only_the_owned_key_groups(shard: Shard) -> None:
     """Ranges too: they may span what another shard had."""
     shard.interval({bytes([0, n]) + b"a": b"1" for n in range(8)}, inline_budget_bytes=0)
     shard.interval(
@@ -245,7 +245,7 @@ def test_a_segment_is_inline_up_to_the_budget(shard: Shard, over: int, files: in
     assert shard.interval({b"\x00\x00a": b"1"}, inline_budget_bytes=size_bytes - over).uploaded_files == files
 
 
-def test_an_inline_segment_counts_with_what_takes_it_over(shard: Shard) -> None:
+def test_an_inline_segment_counts_toward_the_size_limit_of_the_next_segment(shard: Shard) -> None:
     options = ChangelogOptions(max_bytes=100)
     shard.interval({b"\x00\x00a": bytes(60)})
     with shard.opened(shard.base) as store:
@@ -264,7 +264,7 @@ def test_no_change_makes_no_segment(shard: Shard) -> None:
     assert (made.manifest, made.uploaded_files, made.uploaded_bytes) == (before, 0, 0)
 
 
-def test_a_checkpoint_of_files_drops_the_segments_and_holds_what_they_said(shard: Shard) -> None:
+def test_a_file_checkpoint_drops_the_changelog_segments_and_contains_their_changes(shard: Shard) -> None:
     shard.interval({b"\x00\x00a": b"1", b"\x00\x01a": b"1"}, inline_budget_bytes=0)
     shard.interval({b"\x00\x01a": None, b"\x00\x02a": b"2"})
     restored = restore_shard(ALL, [shard.base], shard.storage, shard.folder / "db", EngineOptions())
@@ -322,7 +322,7 @@ def test_a_file_that_is_no_manifest_is_refused(blocks: bytes, says: str) -> None
         changelog.read_manifest(blocks + block(changelog.END, 0, b""), "shared/x.manifest")
 
 
-def test_an_entry_that_no_segment_can_hold_says_what_to_do(monkeypatch: pytest.MonkeyPatch, shard: Shard) -> None:
+def test_an_entry_too_large_for_any_segment_is_refused(monkeypatch: pytest.MonkeyPatch, shard: Shard) -> None:
     monkeypatch.setattr(changelog, "_MOST_BLOCK_BYTES", 1000)
     with pytest.raises(UsageError, match=r"too large for changelog mode.*under one key, or use checkpoint mode inc"):
         shard.interval({b"\x00\x00a": b"1" * 2000})

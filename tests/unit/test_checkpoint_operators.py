@@ -60,7 +60,7 @@ def refuse(error: Exception) -> Callable[[], Any]:
 
 
 @pytest.mark.parametrize("validated", [False, True])
-def test_checkpoint_commits_publishes_cleans_up_and_tells_each_asset(
+def test_the_checkpoint_task_commits_publishes_cleans_up_and_emits_asset_events(
     monkeypatch: pytest.MonkeyPatch, validated: bool
 ) -> None:
     """The sink's table may be an asset, for DAGs that read the table."""
@@ -76,7 +76,7 @@ def test_checkpoint_commits_publishes_cleans_up_and_tells_each_asset(
 
 
 @pytest.mark.parametrize("gate", [False, True])
-def test_what_the_next_interval_waits_for_gets_a_worker_slot_first(gate: bool) -> None:
+def test_tasks_that_the_next_interval_waits_for_get_a_higher_priority_weight(gate: bool) -> None:
     dag = pipeline_dag(gate=gate, validate=True, savepoint={"folder": "/s"})
     weights = {task.task_id: task.priority_weight for task in dag.tasks}
     assert weights == {"checkpoint": 5, "validate": 4, "process": 3, "savepoint": 1}
@@ -86,7 +86,7 @@ def test_what_the_next_interval_waits_for_gets_a_worker_slot_first(gate: bool) -
 
 
 @pytest.mark.parametrize("gate", [False, True])
-def test_a_lost_attempt_fails_for_good_and_says_what_to_clear(monkeypatch: pytest.MonkeyPatch, gate: bool) -> None:
+def test_a_lost_attempt_is_not_retried_and_prints_a_clear_command(monkeypatch: pytest.MonkeyPatch, gate: bool) -> None:
     """Behind a gate the task before is the validation, which makes no attempt."""
     operator, asked = checkpoint(monkeypatch, refuse(errors.BaseMoved("the base is gone")))
     dag = stateful_pipeline("aircraft", "m:P", "file:///r", schedule="@daily", start_date=START, gate=gate)
@@ -97,7 +97,7 @@ def test_a_lost_attempt_fails_for_good_and_says_what_to_clear(monkeypatch: pytes
     assert asked == ["p", "commit a1"]
 
 
-def test_the_sink_is_looked_up_only_if_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_checkpoint_task_calls_the_sink_of_the_pipeline_code(monkeypatch: pytest.MonkeyPatch) -> None:
     urls: list[str] = []
 
     def call_sink(at: Any, spark: None, *, after: Any, code: str) -> None:
@@ -111,7 +111,7 @@ def test_the_sink_is_looked_up_only_if_there_is_one(monkeypatch: pytest.MonkeyPa
     assert urls == ["memory://r/p"] and "publish hook in order" in asked
 
 
-def test_validation_names_its_findings(fake: Callable[[str], Path]) -> None:
+def test_a_failed_validation_reports_its_findings_and_the_data_docs_page(fake: Callable[[str], Path]) -> None:
     fake('ok {"success": false, "findings": ["history: flights < 0"], "docs": "/docs/index.html", "keys": 3}')
     with pytest.raises(
         AirflowFailException, match=r"(?s)validation refused checkpoint 5.*- history: flights < 0.*/docs/index.html"
@@ -119,7 +119,7 @@ def test_validation_names_its_findings(fake: Callable[[str], Path]) -> None:
         run(validate())
 
 
-def test_validation_and_savepoint_arguments(fake: Callable[[str], Path]) -> None:
+def test_validation_and_savepoint_operators_send_their_arguments_to_the_driver(fake: Callable[[str], Path]) -> None:
     folder = fake('ok {"success": true, "findings": [], "docs": "d", "keys": 3}')
     assert run(validate())["keys"] == 3
     assert request_in(folder) == Validate(**OF_CODE, checkpoint="5", docs="/docs")
@@ -143,7 +143,7 @@ WEEK = timedelta(days=7)
         pytest.param({"expectations_every": WEEK}, {"without_expectations": True}, id="proven off the cadence too"),
     ],
 )
-def test_what_is_validated_on_and_off_a_cadence(
+def test_the_cadence_decides_if_validation_is_full_and_runs_expectations(
     fake: Callable[[str], Path], more: dict[str, Any], asked: dict[str, bool]
 ) -> None:
     """The interval ends five days after the start."""
@@ -153,7 +153,7 @@ def test_what_is_validated_on_and_off_a_cadence(
 
 
 @pytest.mark.long("half a second", runs_in="ci")
-def test_a_refused_attempt_and_a_refused_checkpoint_say_what_to_do(fake: Callable[[str], Path]) -> None:
+def test_the_error_of_a_refused_attempt_or_checkpoint_describes_the_recovery(fake: Callable[[str], Path]) -> None:
     folder = fake(
         'ok {"success": false, "findings": ["f"], "docs": null, "published": [{"id": 5, "interval": "[a, b)"}], "rerun": '
         '{"first": "2013-01-02T00:00:00+00:00", "last": "2013-01-04T00:00:00+00:00", "replace_overlapping": false}}'
@@ -181,7 +181,7 @@ def test_a_refused_attempt_and_a_refused_checkpoint_say_what_to_do(fake: Callabl
         ValidateStateOperator(task_id="v", code="m:P", root="r", savepoint="file:///s", attempt="a")
 
 
-def test_the_asset_is_told_of_what_was_validated(fake: Callable[[str], Path]) -> None:
+def test_a_successful_validation_emits_its_result_as_an_asset_event(fake: Callable[[str], Path]) -> None:
     fake('ok {"success": true, "findings": [], "docs": null, "keys": 3, "checkpoint": 5, "mode": "full", "entries": 7}')
     operator = validate(pipeline="p")
     events = Events()
@@ -206,7 +206,7 @@ def test_a_savepoint_off_the_cadence_is_skipped() -> None:
         run(savepoint(cadence=timedelta(days=7)))
 
 
-def test_what_is_not_due_is_skipped_where_the_checkpoint_is_committed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_checkpoint_task_skips_downstream_tasks_that_are_not_due(monkeypatch: pytest.MonkeyPatch) -> None:
     """No process starts only to skip itself. What the task returns is there all the same."""
     committing, _ = checkpoint(monkeypatch, record)
     dag = pipeline_dag(
@@ -249,7 +249,7 @@ def backfill_task(**more: Any) -> Any:
     return task
 
 
-def test_a_range_goes_through_one_driver_and_tells_each_checkpoint(fake: Callable[[str], Path]) -> None:
+def test_a_backfill_range_runs_in_one_driver_and_emits_an_event_per_checkpoint(fake: Callable[[str], Path]) -> None:
     folder = fake('ok {"intervals": [{}, {}, {}, {}, {}], "computed": 2, "kept": 3, "checkpoint": 9}')
     driver = folder / "fake_driver.py"
     told = {"checkpoint": 8, "interval": "i", "output_rows": 3, "state_bytes": 4}
@@ -301,7 +301,7 @@ def test_a_dry_run_of_a_range_validates_nothing(fake: Callable[[str], Path]) -> 
         ({"only_plan": "perhaps"}, "expected true or false"),
     ],
 )
-def test_a_range_that_makes_no_sense_fails_for_good(change: dict[str, str], said: str) -> None:
+def test_a_backfill_range_with_invalid_parameters_fails_without_retry(change: dict[str, str], said: str) -> None:
     task = backfill_task()
     for name, value in change.items():
         setattr(task, name, value)

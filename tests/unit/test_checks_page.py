@@ -73,7 +73,7 @@ def test_the_page_loads_nothing_and_links_great_expectations(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("what", ["files", "restored state"])
-def test_a_check_of_the_whole_checkpoint_says_what_was_found(what: str) -> None:
+def test_a_check_of_the_whole_checkpoint_shows_its_finding(what: str) -> None:
     check = Check(table="", what=what, observed="shard 1: file x is missing", success=False)
     assert check.finding == "shard 1: file x is missing"
     assert cells(page(check)) == [["✗ failed", what, "", "", "", "shard 1: file x is missing", ""]]

@@ -57,7 +57,7 @@ def test_the_base_ends_where_the_interval_starts(n: int, expected: int) -> None:
     assert base_id(log_of(*DAYS_1_TO_3), day(n)) == expected
 
 
-def test_the_highest_id_of_several_wins() -> None:
+def test_of_several_possible_bases_the_highest_checkpoint_id_is_chosen() -> None:
     assert base_id(log_of(*RERUN), day(2)) == 4
 
 
@@ -77,7 +77,7 @@ def test_a_base_may_belong_to_an_interval_of_another_length() -> None:
     ],
 )
 @pytest.mark.parametrize("shrunk", [(), (1,)])
-def test_a_dropped_checkpoint_is_told_with_those_that_are_there(
+def test_the_error_for_a_dropped_checkpoint_lists_the_usable_checkpoints(
     asked: int, quarantined: tuple[int, ...], expected: str | None, shrunk: tuple[int, ...]
 ) -> None:
     kept = replace(DAYS_1_TO_3[2], retained=DAYS_1_TO_3[2].retained[1:])
@@ -99,7 +99,7 @@ def test_a_dropped_checkpoint_is_told_with_those_that_are_there(
         (log_of(*DAYS_1_TO_3, quarantined=(1,)), Permissions(), 1),  # the first interval starts from nothing
     ],
 )
-def test_a_gap_is_filled_from_a_checkpoint_that_an_interval_may_start_from(
+def test_the_gap_error_proposes_a_rerun_from_the_nearest_usable_checkpoint(
     log: Log, permissions: Permissions, first: int
 ) -> None:
     with pytest.raises(StateGapError) as raised:
@@ -121,7 +121,7 @@ def test_a_gap_is_filled_from_a_checkpoint_that_an_interval_may_start_from(
         ("2024-01-06T01:00", "2024-01-07T01:00", "2024-01-06T00:59:59"),  # or 25
     ],
 )
-def test_a_gap_off_the_boundary_never_asks_for_a_range_that_ends_before_it_begins(
+def test_the_gap_error_of_an_unaligned_interval_proposes_no_reversed_range(
     start: str, end: str, last: str | None
 ) -> None:
     off = Interval(*(datetime.fromisoformat(f"{text}+00:00") for text in (start, end)))
@@ -216,7 +216,7 @@ def test_an_equal_result_is_a_reproduction() -> None:
 
 
 @pytest.mark.parametrize("what", ["digest", "watermark", "late watermark", "descriptors", "key", "interval"])
-def test_whatever_differs_makes_it_none(what: str) -> None:
+def test_a_result_with_any_difference_is_no_reproduction(what: str) -> None:
     same = content(day(2), "b", 1, digest=DAYS_1_TO_3[1].content.digest)
     different = {
         "digest": replace(same, digest=same.digest ^ 1),
@@ -264,7 +264,7 @@ def test_a_comment_or_not_null_on_the_key_is_no_other_result(before: str, key: d
             base_id(log, day(3))
 
 
-def test_what_counts_is_the_last_result_of_the_interval_dropped_or_not() -> None:
+def test_a_result_is_compared_with_the_last_result_of_its_interval_even_if_dropped() -> None:
     """Going back to the result before the last one is a change, even if the last one has been dropped."""
     first = record(1, day(1))
     log = log_of(first, record(2, day(1)), record(3, day(2), 2, {1: None, 3: None}), dropped=(2,))
@@ -280,7 +280,7 @@ def test_a_result_is_compared_with_what_later_intervals_started_from(quarantined
 
 
 @pytest.mark.parametrize(("then", "restored"), [("forget", 3), ("consolidate", 3), ("interval", None)])
-def test_a_restored_state_counts_until_another_state_takes_its_place(then: Any, restored: int | None) -> None:
+def test_a_restore_stays_current_until_an_interval_replaces_its_state(then: Any, restored: int | None) -> None:
     log = log_of(
         record(1, day(1)), record(2, day(2), 1), record(3, day(2), 2, kind="restore"), record(4, day(2), 3, kind=then)
     )
@@ -303,11 +303,11 @@ def test_a_commit_makes_stale_what_lies_after_its_start(n: int, stale: set[int])
     assert set(marks.values()) <= {4}
 
 
-def test_a_mark_is_sticky() -> None:
+def test_an_already_stale_checkpoint_gets_no_new_stale_mark() -> None:
     assert stale_marks(log_of(*RERUN), content(day(1), "b"), 5).keys() <= {4}
 
 
-def test_an_overlapping_interval_makes_stale_too() -> None:
+def test_a_commit_of_an_overlapping_interval_makes_checkpoints_stale() -> None:
     half = Interval(day(2).start + DAY / 2, day(3).end)
     assert stale_marks(log_of(*DAYS_1_TO_3), content(half, "b"), 4) == {2: 4, 3: 4}
 
@@ -347,7 +347,7 @@ def test_a_superseded_result_does_not_come_back_when_the_later_one_is_dropped() 
         ),
     ],
 )
-def test_a_record_that_is_missing_is_named(log: Log, ask: Callable[[Log], object], says: str) -> None:
+def test_a_missing_record_is_reported_by_name(log: Log, ask: Callable[[Log], object], says: str) -> None:
     """Somebody deleted it, or a copy that was put back lacks it."""
     with pytest.raises(CorruptRecord, match=says) as raised:
         ask(log)

@@ -60,7 +60,7 @@ def test_java_is_found_as_spark_finds_it(home: Path) -> None:
 
 
 @pytest.mark.parametrize("before", [None, "-Dmine=1"])
-def test_the_options_of_a_user_stay(home: Path, monkeypatch: pytest.MonkeyPatch, before: str | None) -> None:
+def test_jvm_options_of_the_user_are_kept(home: Path, monkeypatch: pytest.MonkeyPatch, before: str | None) -> None:
     if before is None:
         monkeypatch.delenv("SPARK_SUBMIT_OPTS", raising=False)
     else:
@@ -75,7 +75,7 @@ def test_the_options_of_a_user_stay(home: Path, monkeypatch: pytest.MonkeyPatch,
     assert os.environ.get("SPARK_SUBMIT_OPTS") == before
 
 
-def test_what_a_killed_command_left_is_deleted_an_hour_later(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_leftovers_of_a_killed_command_are_deleted_an_hour_later(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_archive()
     left, running = (path.parent / f"new-{name}" for name in ("left", "running"))
     for folder in (left, running):

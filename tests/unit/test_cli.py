@@ -64,7 +64,7 @@ def answer(root: Path, *arguments: str) -> Any:
 
 
 @pytest.mark.long("half a second", runs_in="ci")
-def test_a_savepoint_takes_the_pipeline_s_name_as_every_command_does(root: Path) -> None:
+def test_a_savepoint_of_code_with_another_pipeline_name_is_refused(root: Path) -> None:
     """It is the code's own name; another one is refused before anything is read."""
     code = ["--code", "pipelines.aircraft:AIRCRAFT", "--folder", str(root / "sp"), "--dry-run"]
     wrong = cairn(root, "savepoint", *code)
@@ -129,7 +129,7 @@ def test_status_after_a_restore_goes_on_from_the_restored_state(tmp_path: Path) 
     assert cairn(tmp_path, "status").exit_code == 0
 
 
-def test_status_names_what_is_wrong_and_its_command_repairs_it(root: Path) -> None:
+def test_status_reports_stale_quarantined_and_unpublished_intervals_with_a_repair_command(root: Path) -> None:
     """Day 5 is quarantined and was made from day 4, which is stale: both are run again, not day 5 alone."""
     said = cairn(root, "status")
     assert said.exit_code == 1, said.stdout
@@ -162,7 +162,7 @@ def test_status_names_what_is_wrong_and_its_command_repairs_it(root: Path) -> No
 
 
 @pytest.mark.long("half a second", runs_in="ci")
-def test_a_person_refuses_a_checkpoint_and_accepts_it_again(root: Path) -> None:
+def test_a_checkpoint_can_be_quarantined_released_and_quarantined_again(root: Path) -> None:
     """A person quarantines a checkpoint, releases it, and does both again. `check` finds no fault with the mark of a released one."""
     would = cairn(root, "quarantine", "7", "--dry-run")
     assert (would.exit_code, would.stdout.partition(" of ")[0]) == (0, "would quarantine checkpoint 7")
@@ -206,7 +206,7 @@ def test_a_checkpoint_that_later_ones_were_computed_without_is_not_released(root
 # --- what it says -----------------------------------------------------------------------------------------------------------------
 
 
-def test_list_says_where_every_checkpoint_stands(root: Path) -> None:
+def test_the_checkpoints_command_lists_the_state_of_every_checkpoint(root: Path) -> None:
     rows = json.loads(cairn(root, "checkpoints", "--json").stdout)
     assert [(r["id"], r["base"], r["state"], r["keys"]) for r in rows] == [
         (7, 2, "completed", 8), (5, 4, "quarantined", 8), (4, 3, "stale by 7", 8), (3, 2, "replaced by 7", 8)
@@ -283,7 +283,7 @@ def test_a_sweep_says_what_it_did_and_a_dry_run_does_nothing(root: Path) -> None
     assert cairn(root, "check").exit_code == 0
 
 
-def test_a_strange_file_is_named_and_left(root: Path) -> None:
+def test_an_unknown_file_is_reported_and_not_deleted(root: Path) -> None:
     stranger = root / PIPELINE / "notes [draft].txt"
     stranger.write_text("x")
     for command in (("sweep", "--min-age", "0s"), ("check", "--fast")):
@@ -342,12 +342,12 @@ def test_a_duration_is_a_number_and_a_unit() -> None:
         ("checkpoints", "--no-such-option"),
     ],
 )
-def test_a_wrong_call_is_2(root: Path, arguments: tuple[str, ...]) -> None:
+def test_a_wrong_call_exits_with_code_2(root: Path, arguments: tuple[str, ...]) -> None:
     assert cairn(root, *arguments).exit_code == 2
 
 
 @pytest.mark.parametrize("command", ["checkpoints", "check", "sweep"])
-def test_a_storage_that_fails_is_3(tmp_path: Path, command: str) -> None:
+def test_a_storage_failure_exits_with_code_3(tmp_path: Path, command: str) -> None:
     (tmp_path / PIPELINE).symlink_to(PIPELINE)  # a link to itself
     result = cairn(tmp_path, command)
     assert (result.exit_code, result.stderr.startswith("StorageUnavailable")) == (3, True)
@@ -363,14 +363,14 @@ def test_a_storage_that_fails_is_3(tmp_path: Path, command: str) -> None:
         (["--root", "s3://"], "not a storage URL"),
     ],
 )
-def test_a_root_that_can_not_be_meant_is_2(where: list[str], says: str) -> None:
+def test_an_invalid_root_exits_with_code_2(where: list[str], says: str) -> None:
     """An empty one, as from `--root "$UNSET"`, would be the folder `/`."""
     words = ["fork", "7", "--as", "x"] if "--to-root" in where else ["checkpoints"]
     result = CliRunner().invoke(app, [*words, *where, "--pipeline", PIPELINE])
     assert (result.exit_code, says in result.stderr) == (2, True), result.output
 
 
-def test_a_log_that_cannot_be_read_is_1(root: Path) -> None:
+def test_an_unreadable_log_exits_with_code_1(root: Path) -> None:
     (root / PIPELINE / paths.record(4)).write_bytes(b"garbage")
     for command in (("checkpoints",), ("checkpoints", "latest"), ("sweep",)):
         result = cairn(root, *command)
@@ -382,7 +382,7 @@ def test_root_and_pipeline_come_from_the_environment(root: Path) -> None:
     assert (result.exit_code, "stale by 7" in result.stdout) == (0, True)
 
 
-def test_help_names_what_there_is() -> None:
+def test_help_lists_every_command() -> None:
     result = CliRunner().invoke(app, ["--help"], env={"TERM": "dumb", "COLUMNS": "200"})
     assert result.exit_code == 0
     rows = [line for line in result.stdout.splitlines() if line.startswith("│ ") and line[2].isalpha()]
@@ -392,7 +392,7 @@ def test_help_names_what_there_is() -> None:
 # --- verify -------------------------------------------------------------------------------------------------------------------------
 
 
-def test_what_is_sound_is_found_sound(root: Path) -> None:
+def test_check_finds_no_fault_in_intact_checkpoints(root: Path) -> None:
     for fast, entries in ((False, 8), (True, None)):
         found = answer(root, "check", *(["--fast"] if fast else []))
         assert (found["success"], found["newest_intact"], found["findings"]) == (True, 7, [])
@@ -439,7 +439,7 @@ def check_found(root: Path, path: str, *arguments: str) -> Any:
 )
 @pytest.mark.parametrize("kind", STATE)
 @pytest.mark.long("half a second", runs_in="ci")
-def test_a_damaged_file_of_a_checkpoint_is_named(root: Path, kind: str, damage: Callable[[Path], None]) -> None:
+def test_check_reports_checkpoints_with_a_damaged_file(root: Path, kind: str, damage: Callable[[Path], None]) -> None:
     """The checkpoints that need it are refused, and only those; the newest sound one is offered."""
     damage(root / PIPELINE / STATE[kind])
     found = check_found(root, STATE[kind])
@@ -453,7 +453,7 @@ def test_a_damaged_file_of_a_checkpoint_is_named(root: Path, kind: str, damage: 
 
 @pytest.mark.parametrize("damage", [flip, remove])
 @pytest.mark.long("half a second", runs_in="ci")
-def test_damaged_output_that_outlived_its_checkpoint_is_named(root: Path, damage: Callable[[Path], None]) -> None:
+def test_check_reports_damaged_output_of_a_dropped_checkpoint(root: Path, damage: Callable[[Path], None]) -> None:
     damage(root / PIPELINE / OUTPUT_OF_A_DROPPED)
     found = check_found(root, OUTPUT_OF_A_DROPPED)
     assert (len(found["findings"]), found["newest_intact"]) == (1, 7)
@@ -462,7 +462,7 @@ def test_damaged_output_that_outlived_its_checkpoint_is_named(root: Path, damage
 # --- moving state ---------------------------------------------------------------------------------------------------------------
 
 
-def test_going_back_says_what_it_discards_and_waits_for_a_yes(root: Path) -> None:
+def test_restore_lists_the_discarded_checkpoints_and_requires_yes(root: Path) -> None:
     """Without --yes nothing is done; with it the named checkpoint is the state again, and what came after it is stale."""
     asked = answer(root, "restore", "3", "--dry-run")
     assert (asked["target"], [d["id"] for d in asked["discards"]]) == (3, [7])
@@ -478,7 +478,7 @@ def test_going_back_says_what_it_discards_and_waits_for_a_yes(root: Path) -> Non
     assert answer(root, "check", "8")["success"]
 
 
-def test_going_back_can_retract_the_output_of_later_intervals(root: Path) -> None:
+def test_restore_can_retract_the_output_of_later_intervals(root: Path) -> None:
     before = {i: n for i, (n, _) in RealPipeline(root).coordinator.log().current_outputs().items()}
     later = [str(i) for i in sorted(before) if i.end > RealPipeline(root).coordinator.record(3).content.interval.end]
     asked = answer(root, "restore", "3", "--retract-output", "--dry-run")
@@ -506,7 +506,7 @@ def test_going_back_can_retract_the_output_of_later_intervals(root: Path) -> Non
         (["--savepoint", "/nowhere", "--code", "tests.support.nothing:P"], 2, "can't load the pipeline"),
     ],
 )
-def test_what_restore_refuses(root: Path, arguments: list[str], code: int, says: str) -> None:
+def test_restore_refuses_unusable_or_missing_targets(root: Path, arguments: list[str], code: int, says: str) -> None:
     result = cairn(root, "restore", *arguments)
     assert result.exit_code == code and says in result.output
     assert RealPipeline(root).coordinator.log().head_id == 7
@@ -530,7 +530,7 @@ def test_a_fork_is_a_pipeline_of_its_own(root: Path, tmp_path: Path) -> None:
     assert (json.loads(shown.stdout)["kind"], json.loads(shown.stdout)["restored_from"]) == ("restore", None)
 
 
-def test_what_a_failing_sink_prints_publishes_or_gives_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_printed_sink_commands_publish_or_skip_the_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The two commands of the error, and the command after a restore that retracts output, as they are printed."""
     took = tmp_path / "took"
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -596,13 +596,13 @@ OF_PIPELINE = ["--pipeline", PIPELINE]
         (["fork", "--as", "other"], "give either --pipeline NAME or --savepoint URL"),
     ],
 )
-def test_a_call_that_lacks_something_says_what(root: Path, arguments: list[str], says: str) -> None:
+def test_a_call_with_missing_or_wrong_arguments_exits_with_code_2(root: Path, arguments: list[str], says: str) -> None:
     result = CliRunner().invoke(app, [*arguments, "--root", str(root)])
     assert (result.exit_code, says in result.stderr) == (2, True), result.stderr
 
 
 @pytest.mark.parametrize("arguments", [["checkpoints", "4"], ["diff", "3", "4", "--fast"]])
-def test_a_manifest_that_is_missing_is_named(root: Path, arguments: list[str]) -> None:
+def test_the_error_names_a_missing_manifest_and_the_remedy(root: Path, arguments: list[str]) -> None:
     gone = next((root / PIPELINE / "shared" / "a4").glob("*.manifest"))
     gone.unlink()
     result = cairn(root, *arguments)
@@ -627,7 +627,7 @@ def test_a_manifest_that_is_missing_is_named(root: Path, arguments: list[str]) -
         (errors.StorageUnavailable, 3),
     ],
 )
-def test_what_a_command_ends_with(monkeypatch: pytest.MonkeyPatch, error: type[Exception], code: int) -> None:
+def test_each_error_type_has_its_exit_code(monkeypatch: pytest.MonkeyPatch, error: type[Exception], code: int) -> None:
     def fail(*_: Any, **__: Any) -> Any:
         raise error("what went wrong")
 
@@ -645,7 +645,7 @@ def test_a_fork_to_a_name_that_no_pipeline_can_have_writes_nothing(root: Path, n
     assert "CorruptRecord" not in refused.stderr
 
 
-def test_the_form_that_a_refused_checkpoint_name_suggests_is_taken(root: Path) -> None:
+def test_the_error_for_a_checkpoint_time_without_zone_suggests_an_accepted_form(root: Path) -> None:
     """A day without a zone: the answer was `2013-01-03+00:00`, which is refused too."""
     refused = cairn(root, "checkpoints", "2024-01-04")
     assert refused.exit_code == 2 and "checkpoint '2024-01-04' has no time zone" in refused.stderr

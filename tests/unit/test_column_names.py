@@ -169,7 +169,7 @@ def test_quotes_of_a_column_name_are_removed(name: str, plain: str) -> None:
         ({"api": "arrow", "initial_state": print}, "'p': initial_state needs api='row' or 'pandas'"),
     ],
 )
-def test_a_declaration_that_cannot_be_meant(changes: dict[str, Any], says: str) -> None:
+def test_a_pipeline_with_an_invalid_declaration_is_refused(changes: dict[str, Any], says: str) -> None:
     settings = {"name": "p", "start": START, "source": None, "key": ["user"], "processor": object, "output_schema": ""}
     with pytest.raises(UsageError, match=says):
         Pipeline(**settings | changes)  # type: ignore[arg-type]

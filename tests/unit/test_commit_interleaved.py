@@ -98,7 +98,7 @@ def test_no_interleaving_breaks_a_rule(scenario: Scenario) -> None:
 
 @pytest.mark.parametrize("scenario", SCENARIOS[:2], ids=lambda s: s.name)
 @pytest.mark.long("seconds: every order of every two calls")
-def test_the_reduction_leaves_nothing_out(scenario: Scenario) -> None:
+def test_the_reduced_exploration_reaches_the_same_contents_and_outcomes(scenario: Scenario) -> None:
     """Every order of every two calls against one order of those that commute: the same contents and the same ends."""
     seen: list[set[frozenset[Any]]] = [set(), set()]
     ends = []
@@ -518,13 +518,13 @@ def own_files_whoever_needs_them() -> Iterator[None]:
 )
 @pytest.mark.parametrize("plant", [shrunk_whatever_is_there, own_files_whoever_needs_them])
 @pytest.mark.long("seconds", runs_in="ci")
-def test_without_a_second_check_no_rule_breaks(plant: Any, scenario: str) -> None:
+def test_removing_a_redundant_second_check_breaks_no_rule(plant: Any, scenario: str) -> None:
     """Two checks that nothing depends on as long as the others are made: no interleaving goes wrong without them."""
     with plant():
         named(scenario).explore()
 
 
-def test_the_second_line_of_defence_is_one() -> None:
+def test_removing_two_redundant_checks_together_breaks_a_rule() -> None:
     """Without the first look for its own attempt, a retry believes that it lost; then the references are what saves the files."""
     blind = planted("its own attempt is not looked for")
     with blind, own_files_whoever_needs_them(), pytest.raises(Violation, match="what is needed is there"):

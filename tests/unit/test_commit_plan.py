@@ -59,7 +59,7 @@ def test_what_was_committed_before_the_begin_does_not_fence() -> None:
     ("kind", "base", "reproduces", "fenced"),
     [("interval", 2, None, True), ("interval", 1, 2, False), ("restore", 2, None, True), ("consolidate", 2, 2, False)],
 )
-def test_only_other_results_and_rewinds_fence(kind: str, base: int, reproduces: int | None, fenced: bool) -> None:
+def test_only_different_results_and_rewinds_fence(kind: str, base: int, reproduces: int | None, fenced: bool) -> None:
     other = record(3, day(2), base, kind=kind, reproduces=reproduces)
     if fenced:
         with pytest.raises(Fenced):
@@ -79,7 +79,7 @@ def test_only_other_results_and_rewinds_fence(kind: str, base: int, reproduces: 
         (run("r", 0, 3), None, Fenced),  # not from our base
     ],
 )
-def test_a_result_of_our_interval_is_replaced_adopted_or_fences_us_by_its_try(
+def test_the_try_number_decides_if_a_concurrent_result_is_replaced_adopted_or_fences(
     theirs: Any, base_id: int | None, outcome: type
 ) -> None:
     other = record(2, day(2), base_id, run=theirs)
@@ -103,7 +103,7 @@ def sweep(id: int, *abandoned: str) -> SweepRecord:
     return SweepRecord(id=id, retained=kept, sweep="s", abandoned=abandoned)
 
 
-def test_a_sweep_carries_what_is_retained_and_is_no_checkpoint() -> None:
+def test_a_sweep_record_is_not_retained_as_a_checkpoint_by_the_next_commit() -> None:
     made = plan(log_of(C1, sweep(2)), mine(day(2), 1, 1))
     assert isinstance(made, Create)
     assert [r.id for r in made.record.retained] == [1, 3]
@@ -124,7 +124,7 @@ def test_a_commit_on_what_was_run_again_is_refused(again: Record, says: str) -> 
 
 
 @pytest.mark.parametrize("shrunk", [False, True])
-def test_a_dropped_base_has_moved(shrunk: bool) -> None:
+def test_a_commit_on_a_dropped_base_is_refused(shrunk: bool) -> None:
     """Failure 3: the base was there at begin; another commit dropped it. S34: nor does any other take its place."""
     two = tombstone_of(C2) if shrunk else C2
     with pytest.raises(BaseMoved):
@@ -134,7 +134,7 @@ def test_a_dropped_base_has_moved(shrunk: bool) -> None:
             plan(log_of(C1, C2), mine(day(3), other, 2))
 
 
-def test_a_consolidation_of_the_base_is_the_base() -> None:
+def test_a_commit_is_accepted_if_its_base_was_consolidated_meanwhile() -> None:
     log = log_of(C1, C2, record(3, day(2), 2, kind="consolidate", reproduces=2))
     assert isinstance(plan(log, mine(day(3), 2, 2)), Create)
 
@@ -147,14 +147,14 @@ def test_permissions_cover_what_was_stale_at_begin_and_no_more() -> None:
         plan(log, mine(day(3), 2, 2, permissions=allowed))
 
 
-def test_decisions_do_not_depend_on_what_has_been_shrunk() -> None:
+def test_commit_decisions_do_not_depend_on_records_shrunk_to_tombstones() -> None:
     head = record(3, day(3), 2, {3: None})
     for interval, base_id, h0 in ((day(4), 3, 3), (day(1), None, 3)):
         whole = plan(log_of(C1, C2, head), mine(interval, base_id, h0))
         assert whole == plan(log_of(tombstone_of(C1), tombstone_of(C2), head), mine(interval, base_id, h0))
 
 
-def test_a_dropped_base_has_moved_also_if_its_consolidation_is_there() -> None:
+def test_a_commit_on_a_dropped_base_is_refused_even_if_its_consolidation_is_retained() -> None:
     """The attempt shares files that the consolidation does not: they are deleted with the dropped base."""
     consolidated = record(3, day(2), 2, {1: None, 3: None}, kind="consolidate", reproduces=2)
     with pytest.raises(BaseMoved):
@@ -230,7 +230,7 @@ def test_a_commit_with_permission_does_not_inherit_the_quarantine_of_its_base(
         ((4, day(1), None), {4: None}, {3}, None, None),
     ],
 )
-def test_who_may_be_released(
+def test_release_checks_find_results_computed_without_or_hidden_by_the_checkpoint(
     later: Any, retained: dict[int, int | None], quarantined: set[int], without: int | None, hidden: int | None
 ) -> None:
     """Checkpoint 3 is a second result of day 2. It is quarantined, and may be dropped."""

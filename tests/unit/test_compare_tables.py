@@ -45,7 +45,7 @@ def table(*rows: tuple[Any, Any], names: tuple[str, ...] = ("k", "v")) -> pa.Tab
         ([(1, 1), (2, 2)], [(1, 1.0), (2, 4.0)], ["k"], 1, 0, 0, [("v", 1, 2.0, 2.0)]),
     ],
 )
-def test_rows_that_differ(
+def test_differing_rows_are_counted_by_key_and_by_column(
     old: list[Any], new: list[Any], key: list[str], changed: int, only_old: int, only_new: int, columns: list[Any]
 ) -> None:
     found = compare_tables(table(*old), table(*new), key)
@@ -57,7 +57,7 @@ def test_rows_that_differ(
     assert found.rows().num_rows == changed + only_old + only_new
 
 
-def test_examples_columns_and_the_rows_to_look_at_further() -> None:
+def test_a_comparison_lists_schema_changes_example_rows_and_all_differing_rows() -> None:
     old = pa.table({"k": [1, 2, 3], "v": [1, 2, 3], "gone": ["x", "y", "z"]})
     new = pa.table({"k": [1, 3, 4], "v": [1, 5, 4], "more": [True, True, False]})
     found = compare_tables(old, new, ["k"])

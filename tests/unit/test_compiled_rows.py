@@ -35,7 +35,7 @@ def schema_of(types):
 
 
 @pytest.mark.parametrize("types", SHAPES, ids=len)
-def test_usual_rows_take_the_short_way_and_others_the_long_one(types):
+def test_valid_rows_use_the_compiled_codec_and_other_rows_fall_back(types):
     schema = schema_of(types)
     columns = _columns(schema, None, zone_of("UTC").rules)
     clean = b"\x01\x01" + bytes((len(types) + 7) // 8)
@@ -58,7 +58,7 @@ def test_usual_rows_take_the_short_way_and_others_the_long_one(types):
         assert {decode(other) for other in damaged} == {("the long way",)}
 
 
-def test_numbers_out_of_range_and_texts_without_utf_8_take_the_long_way():
+def test_out_of_range_numbers_and_invalid_utf_8_fall_back_to_the_general_encoder():
     columns = _columns(schema_of(["long", "string"]), None, zone_of("UTC").rules)
     encode = compiled_encoder(columns, b"\1\1\0", lambda row: b"the long way")
     assert encode((2**63 - 1, "")) == struct.pack("<3sqI", b"\1\1\0", 2**63 - 1, 0)

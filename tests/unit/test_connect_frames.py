@@ -81,13 +81,13 @@ def test_a_frame_of_files_and_local_rows_costs_no_request(other: Callable[[Any],
 
 
 @pytest.mark.parametrize("other", [table, sql, stream, joined_with_a_stream, unknown])
-def test_the_server_answers_what_the_plan_does_not_show(other: Callable[[Any], None]) -> None:
+def test_the_server_is_queried_unless_the_plan_shows_only_files_and_local_rows(other: Callable[[Any], None]) -> None:
     frame: Any = Frame(union(file, other))
     assert is_streaming(frame)
     assert frame.asked == 1
 
 
-def test_a_classic_frame_answers_itself() -> None:
+def test_a_classic_frame_reports_streaming_itself_and_gets_no_cached_schema() -> None:
     classic: Any = SimpleNamespace(isStreaming=True, sparkSession=SimpleNamespace())
     assert is_streaming(classic)
     schema = StructType([StructField("n", LongType())])

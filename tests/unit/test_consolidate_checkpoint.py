@@ -90,7 +90,7 @@ def next_base(pipeline: RealPipeline, n: int) -> int | None:
 
 
 @pytest.mark.parametrize("inline", [False, True])
-def test_files_and_bytes_go_down_and_the_next_interval_starts_from_it(pipeline: RealPipeline, tmp_path: Path) -> None:
+def test_a_consolidation_reduces_files_and_bytes_and_is_the_next_base(pipeline: RealPipeline, tmp_path: Path) -> None:
     """Six files per shard become one; digest, entries and time are those of the base; the next day shares the new files."""
     before = pipeline.coordinator.record("latest")
     made = consolidate(pipeline)
@@ -132,7 +132,7 @@ def test_the_replaced_checkpoint_stays_until_the_next_commit(pipeline: RealPipel
     assert len(own) == 6 * PARALLELISM + 1 and all(pipeline.storage.stat(h.path) for h in own)
 
 
-def test_what_was_stale_stays_stale_and_what_was_retained_is(tmp_path: Path) -> None:
+def test_a_consolidated_stale_checkpoint_stays_stale_and_is_not_consolidated_twice(tmp_path: Path) -> None:
     pipeline = RealPipeline(tmp_path / "root", policy=KeepLast(3))
     for n, values in ((1, 1), (2, 2), (3, 3)):
         pipeline.run(n, f"a{n}", {key: values for key in KEYS})
@@ -145,12 +145,12 @@ def test_what_was_stale_stays_stale_and_what_was_retained_is(tmp_path: Path) -> 
     assert pipeline.coordinator.log().head_id == made.id
 
 
-def test_the_same_call_again_finds_what_it_made(pipeline: RealPipeline) -> None:
+def test_a_repeated_consolidation_returns_the_existing_checkpoint(pipeline: RealPipeline) -> None:
     made = consolidate(pipeline, 6)
     assert consolidate(pipeline, 6).id == made.id == pipeline.coordinator.log().head_id
 
 
-def test_what_others_left_does_not_stop_it(pipeline: RealPipeline) -> None:
+def test_refused_or_damaged_attempts_do_not_stop_a_consolidation(pipeline: RealPipeline) -> None:
     """A refused attempt, and one that can't be read."""
     pipeline.prepare(7, "wrong", {KEYS[0]: 7})
     pipeline.coordinator.refuse("wrong", "validation refused it", ("a total is negative",))
@@ -158,7 +158,7 @@ def test_what_others_left_does_not_stop_it(pipeline: RealPipeline) -> None:
     assert consolidate(pipeline).id == 7
 
 
-def test_a_damaged_checkpoint_beside_it_only_stops_the_clean_up(tmp_path: Path) -> None:
+def test_a_damaged_older_checkpoint_stops_the_clean_up_but_not_the_consolidation(tmp_path: Path) -> None:
     pipeline = RealPipeline(tmp_path / "root")
     for n in range(1, 4):
         pipeline.run(n, f"a{n}", {key: n for key in KEYS})
@@ -171,7 +171,7 @@ def test_a_damaged_checkpoint_beside_it_only_stops_the_clean_up(tmp_path: Path) 
     assert isinstance(pipeline.coordinator.log().entries[1], Record)
 
 
-def test_a_checkpoint_that_is_dropped_meanwhile_is_told(
+def test_the_error_for_a_checkpoint_dropped_meanwhile_lists_the_usable_checkpoints(
     pipeline: RealPipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def dropped_first(spark: Any, job: ConsolidationJob) -> list[ShardAck]:
@@ -203,7 +203,7 @@ def test_a_checkpoint_that_a_rerun_replaced_does_not_come_back(pipeline: RealPip
     assert next_base(pipeline, 7) == 7
 
 
-def test_a_rerun_meanwhile_fences_it(pipeline: RealPipeline, meanwhile: list[Callable[[], object]]) -> None:
+def test_a_rerun_meanwhile_fences_consolidation(pipeline: RealPipeline, meanwhile: list[Callable[[], object]]) -> None:
     meanwhile.append(lambda: pipeline.run(6, "again", {KEYS[0]: 99}))
     files = {i.path for i in pipeline.storage.list("shared/")}
     with pytest.raises(Fenced):
@@ -214,7 +214,7 @@ def test_a_rerun_meanwhile_fences_it(pipeline: RealPipeline, meanwhile: list[Cal
 
 
 @pytest.mark.parametrize("what", ["total", "key group"])
-def test_counts_that_the_files_do_not_bear_out_are_refused(pipeline: RealPipeline, what: str) -> None:
+def test_a_digest_that_does_not_match_the_files_is_refused(pipeline: RealPipeline, what: str) -> None:
     record = pipeline.coordinator.record("latest")
     content = record.content
     if what == "total":

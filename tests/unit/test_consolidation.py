@@ -92,7 +92,7 @@ def test_deleted_entries_count_as_much_as_they_held() -> None:
     assert plan([run(1, deletions=1024), run(100)], live_raw_bytes=60 * MIB) == (0, None)
 
 
-def test_a_few_deletions_of_what_is_large() -> None:
+def test_a_few_deletions_of_large_entries_cause_a_rewrite() -> None:
     """Lists of large rows between many small timers: a hundredth of the records, and nearly all of the bytes."""
     assert plan([run(0.1, deletions=1024), run(100)], live_raw_bytes=2 * MIB) == (2, None)
 
@@ -108,7 +108,7 @@ def test_a_few_deletions_of_what_is_large() -> None:
         ([run(5, raw_mib=50), run(45, raw_mib=50)], 15),
     ],
 )
-def test_what_live_records_will_take(runs: list[SortedRun], live_mib: int) -> None:
+def test_the_live_size_is_estimated_from_the_compression_of_the_runs(runs: list[SortedRun], live_mib: int) -> None:
     assert live_bytes(runs, 30 * MIB) == pytest.approx(live_mib * MIB, abs=1)
 
 
@@ -144,14 +144,14 @@ def test_a_merge_beyond_the_budget_waits_until_reads_suffer() -> None:
     assert plan([run(10), *[run(1)] * 8, run(500)], options=tight)[0] == 9
 
 
-def test_nothing_begins_without_room_on_the_disk() -> None:
+def test_a_merge_is_put_off_or_reduced_without_room_on_the_disk() -> None:
     assert plan([run(90), run(100)], free_bytes=189 * MIB) == (0, "disk")
     assert plan([run(90), run(100)], free_bytes=190 * MIB) == (2, None)
     assert plan([run(1)] * 4 + [run(100)], free_bytes=3 * MIB) == (3, None)
     assert plan([run(1)] * 4 + [run(100)], free_bytes=MIB) == (0, "disk")
 
 
-def test_the_plan_tells_what_it_writes() -> None:
+def test_the_plan_estimates_the_bytes_that_a_rewrite_writes() -> None:
     made = plan_consolidation(
         [run(90), run(100)],
         live_raw_bytes=100 * MIB,
@@ -197,7 +197,7 @@ def test_exactly_the_newest_runs_are_merged(tmp_path: Path, reopened: bool) -> N
     store.close()
 
 
-def test_deletions_are_counted_and_leave(tmp_path: Path) -> None:
+def test_deletion_records_are_counted_and_a_compaction_removes_them(tmp_path: Path) -> None:
     rng = random.Random(3)
     with RocksStore(tmp_path / "db") as store:
         state = write(store, list(range(1000)), rng)
@@ -210,7 +210,7 @@ def test_deletions_are_counted_and_leave(tmp_path: Path) -> None:
 
 
 @pytest.mark.long("seconds", runs_in="ci")
-def test_a_history_stays_flat(tmp_path: Path) -> None:
+def test_uploads_and_checkpoint_size_stay_bounded_over_many_batches(tmp_path: Path) -> None:
     """60 batches of 5 % of the keys, in two shards: the bounds that docs/measurements.md shows over 1,000 batches, a little wider."""
     history = History(folder=tmp_path, keys=10_000, parallelism=2)
     history.load()
@@ -229,7 +229,7 @@ def test_a_history_stays_flat(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("changelog", long_after(1, [None, ChangelogOptions()], "seconds"))
 @pytest.mark.long("seconds", runs_in="ci")
-def test_what_sessions_leave_behind_stays_bounded(tmp_path: Path, changelog: ChangelogOptions | None) -> None:
+def test_checkpoint_size_is_bounded_when_sessions_expire(tmp_path: Path, changelog: ChangelogOptions | None) -> None:
     """Lists, maps, timers and expiry: what is written is deleted some hours later, and at night state shrinks to a tenth. A
     changelog's interval writes files as soon as too much of them is obsolete."""
     history = session_history(tmp_path, 1500, 1, changelog)
@@ -250,7 +250,7 @@ def test_a_split_shard_goes_on_with_segments(tmp_path: Path) -> None:
     assert all(m.size_bytes > 1_500_000 for m in history.manifests)
 
 
-def test_a_count_that_is_too_small_is_counted_anew(tmp_path: Path) -> None:
+def test_a_recorded_byte_count_that_would_become_negative_is_recounted(tmp_path: Path) -> None:
     """A number below nothing could not be read again from the record, and then nothing could be committed."""
     history = session_history(tmp_path, 200, 1)
     history.hour()
@@ -276,7 +276,7 @@ def check_state(history: History) -> None:
 
 
 @pytest.mark.long("seconds", runs_in="ci")
-def test_layouts_change_in_a_history(tmp_path: Path) -> None:
+def test_changes_of_parallelism_keep_all_state_and_share_the_restored_files(tmp_path: Path) -> None:
     """From one parallelism to the next with merges between: nothing is lost or kept twice, and the checkpoint after a restore
     shares what was opened: all files after a split. Of several shards in one, the files of one are opened, and only the entries
     of the others uploaded."""
@@ -343,7 +343,7 @@ def test_expired_entries_leave_the_files(tmp_path: Path) -> None:
     assert sum(sizes[-10:]) <= 1.3 * sum(sizes[10:20])
 
 
-def test_compacting_asks_for_room_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compaction_without_room_on_the_disk_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = namedtuple("usage", "total used free")
     with RocksStore(tmp_path / "db") as store:
         state = write(store, list(range(1000)), random.Random(3))
@@ -434,7 +434,7 @@ def test_merging_one_or_all_runs_is_refused(tmp_path: Path, count: int) -> None:
 
 
 @pytest.mark.long("seconds", runs_in="ci")
-def test_a_merge_of_a_damaged_file_says_what_it_was(tmp_path: Path) -> None:
+def test_a_merge_of_a_damaged_file_reports_a_checksum_mismatch(tmp_path: Path) -> None:
     store = RocksStore(tmp_path / "db")
     for n in range(4):
         write(store, list(range(500)), random.Random(n))
@@ -459,7 +459,7 @@ def test_limits_that_would_rewrite_all_of_the_time_are_refused(wrong: dict[str, 
 
 @pytest.mark.parametrize("target_file_bytes", [64 * MIB, 100_000])
 @pytest.mark.parametrize("end", [2000, 20_000, None])
-def test_a_range_of_another_store_is_taken_in(tmp_path: Path, end: int | None, target_file_bytes: int) -> None:
+def test_a_key_range_is_copied_from_another_store(tmp_path: Path, end: int | None, target_file_bytes: int) -> None:
     options = EngineOptions(target_file_bytes=target_file_bytes)
     rng = random.Random(3)
     with RocksStore(tmp_path / "from", options) as source, RocksStore(tmp_path / "to", options) as destination:

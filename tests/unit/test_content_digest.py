@@ -48,7 +48,7 @@ def test_order_batches_and_parquet_do_not_count() -> None:
 
 
 @pytest.mark.parametrize("name", [*COLUMNS])
-def test_each_value_counts(name: str) -> None:
+def test_different_values_and_column_names_give_different_digests(name: str) -> None:
     rows = [digest_of(pa.table({name: COLUMNS[name].slice(n, 1)})) for n in range(4)]
     assert len({*rows}) == (1 if name == "void" else len({repr(value) for value in COLUMNS[name].to_pylist()}))
     assert digest_of(pa.table({"other": COLUMNS[name]})) != digest_of(pa.table({name: COLUMNS[name]}))

@@ -83,7 +83,7 @@ def test_prepare_again_is_fine_with_the_same_content_only() -> None:
     assert folder.coordinator.load_prepared("a1") == prepared
 
 
-def test_an_attempt_that_was_never_prepared_is_named() -> None:
+def test_a_commit_of_an_attempt_that_was_never_prepared_is_refused() -> None:
     with pytest.raises(CairnError, match="nobody"):
         Folder().coordinator.commit("nobody")
 
@@ -174,7 +174,7 @@ class Before(FaultyStorage):
 
 
 @pytest.mark.parametrize("head_moves", [True, False])
-def test_a_clean_up_whose_manifest_went_meanwhile_looks_again(head_moves: bool) -> None:
+def test_a_clean_up_starts_again_if_a_concurrent_clean_up_deleted_its_manifest(head_moves: bool) -> None:
     """What its log retained was dropped and deleted by another: nothing is wrong. Without another it is."""
     folder = Folder(days=1, inline=False, policy=KeepLast(1))
     folder.run(day(2), "a2", keep=(sst("a1"),))
@@ -311,7 +311,7 @@ def test_a_re_run_is_published_again_under_its_own_id() -> None:
 # --- clean-up ---------------------------------------------------------------------------------------------------------------------
 
 
-def test_segments_over_an_older_manifest_file_are_counted_too() -> None:
+def test_segments_named_only_in_the_record_are_verified_retained_and_deleted() -> None:
     """The record names them, not the manifest's file: they must be there at commit, stay as long as a checkpoint needs them,
     and go with the last one, also when the file went before."""
     folder = Folder(days=1, policy=KeepLast(1), inline=False)
@@ -368,7 +368,7 @@ def test_output_outlives_its_checkpoint_until_the_interval_is_run_again() -> Non
 
 
 @pytest.mark.parametrize("ends", ["by a person", "by the policy", "not"])
-def test_a_quarantined_checkpoint_and_its_base_are_held(ends: str) -> None:
+def test_a_quarantined_checkpoint_and_its_base_are_retained_until_dropped(ends: str) -> None:
     folder = Folder(days=2, policy=AnyOf((KeepLast(2), KeepQuarantined(0 if ends == "by the policy" else 14))))
     folder.coordinator.quarantine(2, "wrong")
     if ends == "by a person":
@@ -378,7 +378,7 @@ def test_a_quarantined_checkpoint_and_its_base_are_held(ends: str) -> None:
     assert [*folder.coordinator.log().retained] == ([1, 2, 3, 4] if ends == "not" else [3, 4])
 
 
-def test_a_held_checkpoint_with_a_damaged_manifest_does_not_stop_a_clean_up() -> None:
+def test_a_quarantined_checkpoint_with_a_missing_manifest_does_not_stop_a_clean_up() -> None:
     folder = scenario(inline=False)
     log = folder.coordinator.log()
     newest = log.head_id
@@ -400,7 +400,7 @@ def test_failing_rows_go_with_their_quarantined_checkpoint() -> None:
     assert rows not in folder.paths()
 
 
-def test_clean_up_goes_by_reference_never_by_folder() -> None:
+def test_clean_up_keeps_files_that_no_record_names() -> None:
     """F41, S24: what no record names stays, for the sweeper to judge."""
     folder = scenario(inline=True)
     strays = {"shared/a1/stray.sst", "shared/inflight/0-0-0.sst", "output/x/a1/stray.parquet"}
@@ -413,7 +413,7 @@ def test_clean_up_goes_by_reference_never_by_folder() -> None:
 # --- the log and reading -----------------------------------------------------------------------------------------------------------
 
 
-def test_each_missing_record_is_named_and_one_that_a_listing_missed_is_not() -> None:
+def test_each_missing_record_is_reported_and_an_unlisted_existing_record_is_not() -> None:
     folder = Folder(days=4)
     listed = [info.path for info in folder.storage.list("")]
     assert not [*missing_records(folder.storage, [path for path in listed if path != paths.record(3)])]
@@ -433,7 +433,7 @@ def test_a_record_under_another_name_is_refused() -> None:
         folder.coordinator.log()
 
 
-def test_resolving_a_checkpoint() -> None:
+def test_a_retained_checkpoint_is_found_by_latest_by_id_or_by_end() -> None:
     folder = Folder(days=3, policy=KeepLast(2))
     resolve = folder.coordinator.record
     assert [resolve(w).id for w in ("latest", 3, 2, day(2).end, day(3).end)] == [3, 3, 2, 2, 3]
@@ -477,7 +477,7 @@ def test_latest_passes_over_what_is_quarantined_and_its_descendants() -> None:
 # --- found by reading the code against section 5 -----------------------------------------------------------------------------
 
 
-def test_clean_up_in_doubt_deletes_nothing() -> None:
+def test_clean_up_with_a_lost_manifest_deletes_no_shared_file() -> None:
     """A lost manifest of a retained checkpoint hides what it needs: files that a dropped one shares with it must stay."""
     folder = Folder(days=1, policy=KeepLast(1), inline=False)
     folder.run(day(2), "a2", keep=(sst("a1"),))
@@ -488,7 +488,7 @@ def test_clean_up_in_doubt_deletes_nothing() -> None:
 
 
 @pytest.mark.parametrize("gone", [[], ["manifest"], ["manifest", "sst"]])
-def test_a_fenced_attempt_deletes_all_of_its_own_also_behind_a_manifest(gone: list[str]) -> None:
+def test_a_fenced_attempt_also_deletes_files_that_only_its_manifest_names(gone: list[str]) -> None:
     """F53: the manifest names the attempt's other files, so it goes last; ``gone`` is what a try that crashed had deleted."""
     folder = Folder(days=1, inline=False)
     folder.prepare(day(2), "loser", run=run("other", 0, 1))
@@ -581,7 +581,7 @@ def test_a_file_that_a_stale_listing_left_out_is_not_missing(monkeypatch: pytest
     assert folder.coordinator.commit("a1").id == 1
 
 
-def test_a_log_whose_listed_end_is_shrunk_already_goes_on_behind_it() -> None:
+def test_a_log_is_read_past_its_listed_end_if_the_end_is_a_tombstone() -> None:
     storage = StaleListing()
     folder = Folder(storage, days=3, policy=KeepLast(1))
     folder.publish_and_clean_up()
@@ -647,7 +647,7 @@ def test_one_process_reads_a_retained_record_once() -> None:
         one.begin(day(15), permissions=Permissions(), pipeline_start_ms=start_ms())
 
 
-def test_a_retry_of_what_was_dropped_long_ago_is_told_so() -> None:
+def test_a_retried_commit_of_a_dropped_checkpoint_is_recognized_as_already_committed() -> None:
     folder = grown(12)
     assert folder.coordinator.commit("a1").outcome == "already"
     folder.storage.delete(paths.attempt_end("a1"))
@@ -683,7 +683,7 @@ def test_a_hint_that_is_lost_or_damaged_is_written_anew(damage: bytes | str | No
 
 
 @pytest.mark.parametrize("damage", ["missing", "of another day", "an attempt's"])
-def test_what_is_settled_must_be_what_its_name_says(damage: str) -> None:
+def test_a_missing_or_misplaced_settled_file_is_refused(damage: str) -> None:
     folder = grown(5)
     past, fact = RecordReader(folder.storage, 5), Fact(day(1), 1, "interval")
     path = paths.settled(*fact)
@@ -706,7 +706,7 @@ def test_what_is_settled_must_be_what_its_name_says(damage: str) -> None:
         ask()
 
 
-def test_output_that_was_replaced_while_the_log_was_read_is_read_again() -> None:
+def test_a_read_of_output_that_a_re_run_replaced_meanwhile_fails_with_a_retry_hint() -> None:
     folder = grown(5)
     fact = Fact(day(1), 1, "interval")
     path = paths.settled(*fact)
@@ -719,7 +719,7 @@ def test_output_that_was_replaced_while_the_log_was_read_is_read_again() -> None
         RecordReader(folder.storage, 5).outputs(fact)
 
 
-def test_whoever_never_gets_an_id_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_commit_or_sweep_that_always_loses_the_next_id_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Others commit in between, again and again."""
 
     def taken(*_: Any) -> Any:

@@ -71,7 +71,7 @@ def test_a_crash_at_any_call_is_made_good_by_the_next_task(when: str) -> None:
     assert crashes == at >= 3
 
 
-def test_a_copy_on_a_disk_whose_listings_are_old() -> None:
+def test_a_copy_is_correct_on_a_disk_with_stale_listings() -> None:
     """A copy on a network disk: files of the former result are deleted even if the listing lacks them, and files that are gone from the copy are written again even if the listing still shows them."""
     this = Copying(MemoryStorage())
     elsewhere = StaleStorage(this.copy)
@@ -88,7 +88,7 @@ def test_a_copy_on_a_disk_whose_listings_are_old() -> None:
     assert {path: data for path, data in this.contents().items() if not path.startswith("_")} == there
 
 
-def test_the_copy_is_a_file_of_its_own(tmp_path: Path) -> None:
+def test_the_copy_is_no_hard_link_and_damaged_output_is_not_copied(tmp_path: Path) -> None:
     """A hard link would let whoever edits the copy damage the output."""
     output = LocalStorage(tmp_path / "p").create("output/x/a/part-00000-0.parquet", b"rows")
     _copy(LocalStorage(tmp_path / "p"), output, LocalStorage(tmp_path / "copy"), "file")
@@ -107,7 +107,7 @@ def test_an_interval_that_puts_nothing_out_any_more_loses_its_files() -> None:
     assert this.contents() == {}
 
 
-def test_an_interval_that_was_replaced_by_another_cut_loses_its_files() -> None:
+def test_an_interval_replaced_by_a_shorter_interval_loses_its_copied_files() -> None:
     this = Copying(MemoryStorage())
     this.folder.run(day(1), "a1")
     this.publish()
@@ -117,7 +117,7 @@ def test_an_interval_that_was_replaced_by_another_cut_loses_its_files() -> None:
     assert {path.split("/")[0] for path in this.contents()} == {HERE.replace("20240102T00", "20240101T12")}
 
 
-def test_a_url_that_nothing_serves_is_told_at_once() -> None:
+def test_an_unsupported_url_is_refused_when_the_sink_is_declared() -> None:
     with pytest.raises(UsageError, match="not a storage URL"):
         copy_output("ftp://somewhere")
 

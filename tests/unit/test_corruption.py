@@ -99,7 +99,7 @@ def restore_saved(format: str) -> Callable[[Path], None]:
     return into_new
 
 
-def test_an_output_that_a_re_run_took_away_is_no_damage(root: Path) -> None:
+def test_a_query_of_output_that_a_re_run_replaced_fails_with_a_retry_hint(root: Path) -> None:
     """A query that was planned before: it fails as a whole and says to ask again, it does not show rows of two results."""
     made = RealPipeline(root, policy=KeepLast(1))
     (_, files) = read_log(made.storage).current_outputs()[day(5)]
@@ -121,7 +121,7 @@ def refused(root: Path) -> str:
     return str(raised.value)
 
 
-def test_the_newest_checkpoint_that_verifies_is_offered(root: Path) -> None:
+def test_the_error_of_a_damaged_checkpoint_offers_the_newest_intact_checkpoint(root: Path) -> None:
     """With the intervals to run from it; each damaged one makes the next older the newest."""
     segment = root / PIPELINE / paths.shared("a5", 0, 0, 0, "log")
     segment.unlink()
@@ -288,7 +288,7 @@ LINKED = {
 
 
 @pytest.mark.long("seconds", runs_in="ci")
-def test_nothing_changes_behind_a_link_in_the_place_of_a_folder(
+def test_files_behind_a_symbolic_link_in_place_of_a_folder_are_not_changed(
     tried: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert {kind_of(path) for path in by_kind(tried)} >= LINKED
@@ -297,7 +297,7 @@ def test_nothing_changes_behind_a_link_in_the_place_of_a_folder(
 
 
 @pytest.mark.long("three minutes")
-def test_nothing_changes_behind_any_link_when_intervals_run(tried: Path, tmp_path: Path) -> None:
+def test_files_behind_any_symbolic_link_are_not_changed_when_intervals_run(tried: Path, tmp_path: Path) -> None:
     """Every kind of folder and file, and with shards, which restore and upload."""
     assert len(by_kind(tried)) > 80
     assert check_links(tried, tmp_path, shards=True) == []

@@ -39,7 +39,7 @@ def test_a_crash_at_any_call_leaves_the_old_state_or_the_new_one(operation: Oper
     long_after(1, [pytest.param(o, id=o.name) for o in OPERATIONS if o.name in ("interval", "sweep")], "seconds"),
 )
 @pytest.mark.long("seconds", runs_in="ci")
-def test_a_crash_at_any_write_to_a_disk(operation: Operation, tmp_path: Path) -> None:
+def test_a_crash_at_any_disk_write_leaves_the_old_state_or_the_new_state(operation: Operation, tmp_path: Path) -> None:
     """F12, F53, S5: the same on a disk; all operations and calls are in the whole matrix."""
     totals = crash_matrix(operation, OnDisk(tmp_path / "root"), tmp_path / "work", only_writes=True)
     assert totals.faults == totals.old + totals.new > 15

@@ -59,7 +59,7 @@ def test_links_lead_through_the_ui_where_it_shows_the_page(docs: Path) -> None:
     assert docs_url(page, docs / "other", "") == f"file://{docs}/a%20b/page%231.html"
 
 
-def test_where_docs_lie(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_docs_folder_comes_from_cairn_docs_cairn_data_or_airflow_home(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("CAIRN_DOCS", "CAIRN_DATA"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AIRFLOW_HOME", "/home/a")

@@ -39,7 +39,7 @@ def test_an_option_that_the_format_does_not_have_is_refused(
     assert says in str(refused.value)
 
 
-def test_the_case_of_a_name_does_not_count() -> None:
+def test_option_names_are_case_insensitive() -> None:
     with pytest.raises(Exception, match="has no committed output yet"):
         KeyedOutput({**WHERE, "START": "2024-01-01T00:00Z", "late": "TRUE"}).schema()
 

@@ -29,7 +29,7 @@ def test_patience_ends_only_without_progress(progress_at_s: list[int], gives_up_
     assert next(seconds) == gives_up_at_s
 
 
-def test_lines_come_one_at_a_time_and_none_after_the_block() -> None:
+def test_progress_lines_are_written_under_a_lock_and_stop_with_the_block() -> None:
     held: list[bool] = []
     with ProgressLines(write=lambda _: held.append(lines._lock.locked())) as lines:
         lines.say("one")

@@ -63,6 +63,6 @@ def test_each_aggregate_derives_the_type_that_it_puts_out():
         ),
     ],
 )
-def test_a_schema_that_nobody_gives_is_refused(declared, error, message):
+def test_a_missing_output_schema_that_can_not_be_derived_is_refused(declared, error, message):
     with pytest.raises(error, match=message):
         run(declared)

@@ -22,7 +22,7 @@ from state_backend.inspection.diff_lines import changed_fields, line_of
         ({"n": 1}, {"n": 1}, []),
     ],
 )
-def test_the_fields_that_differ(before: Any, after: Any, expected: list[tuple[str, str, str]]) -> None:
+def test_only_changed_fields_are_listed(before: Any, after: Any, expected: list[tuple[str, str, str]]) -> None:
     assert changed_fields(before, after) == expected
 
 
@@ -48,5 +48,5 @@ def test_the_fields_that_differ(before: Any, after: Any, expected: list[tuple[st
         ),
     ],
 )  # fmt: skip
-def test_the_line_of_an_entry(change: dict[str, Any], line: str) -> None:
+def test_an_entry_change_is_printed_as_one_line_of_fields(change: dict[str, Any], line: str) -> None:
     assert line_of(change) == line

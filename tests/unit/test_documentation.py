@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "dags").glob("*.py"))]
 
 
-def test_python_in_the_docs_compiles_and_imports_what_there_is() -> None:
+def test_python_in_the_docs_parses_and_its_imports_exist() -> None:
     for page in PAGES:
         if page.suffix != ".md":
             continue
@@ -45,7 +45,7 @@ def test_readme_and_the_first_page_begin_with_the_same_pipeline() -> None:
     assert readme.split("```")[0] == index.split("```")[0]
 
 
-def test_the_retention_that_the_docs_show_is_one() -> None:
+def test_the_retention_example_of_the_docs_is_a_valid_policy() -> None:
     text = (ROOT / "docs" / "operators.md").read_text()
     [block] = [b for b in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "retention=" in b]
     [call] = [n for n in ast.walk(parse_source(block)) if isinstance(n, ast.keyword) and n.arg == "retention"]
@@ -57,7 +57,7 @@ def test_the_retention_that_the_docs_show_is_one() -> None:
     assert made.retention is not None and made.retention.keep([]) == frozenset()
 
 
-def test_the_dags_that_the_docs_show_are_dags() -> None:
+def test_the_dag_examples_of_the_docs_build_valid_dags() -> None:
     text = (ROOT / "docs" / "operators.md").read_text()
     start = datetime(2013, 1, 1, tzinfo=UTC)
     scope: dict[str, Any] = {
@@ -142,7 +142,7 @@ def test_the_api_page_has_every_public_name(module: str) -> None:
     assert [name for name, text in said.items() if text.startswith(f"{name}(")] == []
 
 
-def test_a_reader_of_the_repository_sees_no_line_for_the_site() -> None:
+def test_site_generator_lines_of_the_api_page_are_inside_comments() -> None:
     page = (ROOT / "docs" / "api.md").read_text()
     assert ":::" not in re.sub(r"<!-- site\n.*?-->\n", "", page, flags=re.DOTALL)
 
@@ -182,7 +182,7 @@ def test_the_versions_that_were_tested_are_those_of_the_lock() -> None:
     assert {name: lock[named.get(name, name)] for name in rows} == rows
 
 
-def test_the_interval_of_the_reference_is_one() -> None:
+def test_the_interval_example_of_the_reference_gives_the_next_interval() -> None:
     text = (ROOT / "docs" / "reference.md").read_text()
     [block] = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     scope: dict[str, object] = {}

@@ -54,14 +54,14 @@ def test_a_log_has_only_grown_if_each_interval_lies_behind_all_earlier_ones() ->
         pytest.param(lambda folder: folder.coordinator.quarantine(2, "wrong"), id="a quarantine"),
     ],
 )
-def test_a_log_has_not_only_grown_after(change: Callable[[Folder], object]) -> None:
+def test_a_log_with_a_correction_restore_or_quarantine_has_not_only_grown(change: Callable[[Folder], object]) -> None:
     folder = days_1_2_4()
     mark = mark_of(read_log(folder.storage), "up")
     change(folder)
     assert not has_only_grown(read_log(folder.storage), mark)
 
 
-def test_a_read_ahead_of_a_folder_that_was_put_back_is_not_taken_for_fresh() -> None:
+def test_a_read_from_before_the_upstream_was_restored_from_backup_is_out_of_date() -> None:
     world = World({"up": (), "down": (UP,)})
     for n, name in ((1, "up"), (2, "up"), (1, "down"), (2, "down")):
         world.run(name, n)

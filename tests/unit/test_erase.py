@@ -129,7 +129,7 @@ def forget(root: Path | str, *options: str, key: str = KEY, name: str = NAME) ->
     return found
 
 
-def test_a_pipeline_without_a_usable_state_has_no_key_to_remove(tmp_path: Path) -> None:
+def test_erase_without_a_usable_state_is_refused(tmp_path: Path) -> None:
     done = cairn(tmp_path, "erase", KEY, "--yes")
     assert done.exit_code == 2 and "has no usable state to remove a key from; run an interval first" in done.output
 
@@ -151,7 +151,7 @@ def users_of(root: Path, tmp_path: Path) -> set[str]:
     return {row["key"]["user"] for file in to.rglob("*.parquet") for row in pq.read_table(file).to_pylist()}
 
 
-def test_an_export_in_the_pipeline_s_folder_is_refused_and_an_old_one_is_a_place(root: Path) -> None:
+def test_an_export_into_the_pipeline_folder_is_refused_and_an_old_export_there_is_listed(root: Path) -> None:
     run(PIPELINE, root, [5])
     refused = cairn(root, "export", "--folder", str(root / NAME / "exported"))
     assert (
@@ -208,7 +208,7 @@ def test_no_file_has_the_key_afterwards(root: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("said", "key"), [(f'{{"key_user":"{SECRET}"}}', KEY), (f"values such as {SECRET}", KEY)])
-def test_findings_and_failing_rows_that_may_hold_the_key_are_places(root: Path, said: str, key: str) -> None:
+def test_erase_lists_findings_and_failing_rows_that_may_hold_the_key(root: Path, said: str, key: str) -> None:
     coordinator(root).refuse("attempt", "validation refused it", (f"state 'total': {said}",))
     coordinator(root).refuse("other", "validation refused it", ("state 'total': somebody else",))
     storage_of(root).create(f"{paths.failing('attempt', 'check')}rows.parquet", b"rows")
@@ -288,7 +288,7 @@ def test_the_commands_that_are_printed_forget_the_key(root: Path, monkeypatch: p
 
 
 @pytest.mark.long("half a second", runs_in="ci")
-def test_a_fork_and_a_savepoint_keep_the_key_away(root: Path, tmp_path: Path) -> None:
+def test_a_fork_and_a_savepoint_record_which_keys_were_erased(root: Path, tmp_path: Path) -> None:
     """Their logs begin with what was forgotten, so that an earlier savepoint can't bring the key back there either."""
     take_savepoint_of(root, tmp_path / "before")
     forget(root)
@@ -337,7 +337,7 @@ def test_a_filtered_re_run_of_one_day_removes_the_key_from_an_older_base(root: P
 
 
 @pytest.mark.long("half a second", runs_in="ci")
-def test_a_trial_of_before_is_refused_also_where_re_runs_are_filtered(root: Path) -> None:
+def test_a_trial_from_before_the_erase_is_refused_even_if_re_runs_are_filtered(root: Path) -> None:
     """Its root has a log of its own, which knows of nothing that was forgotten."""
     forget(root, "--on-rerun", "filter")
     for first in (0, 3):
@@ -368,7 +368,7 @@ def test_a_dry_run_and_a_call_without_agreement_change_nothing(root: Path) -> No
 
 
 @pytest.mark.long("seconds", runs_in="ci")
-def test_a_forget_that_validation_refused_is_made_again(root: Path, tmp_path: Path) -> None:
+def test_a_quarantined_erase_must_be_repeated_before_the_next_interval(root: Path, tmp_path: Path) -> None:
     """The state before it is the newest then, and holds the key: it may not be gone on from, and the same call mends that."""
     forget(root)
     coordinator(root).quarantine(6, "a test says so")
@@ -429,7 +429,7 @@ def test_a_user_who_is_not_there_is_forgotten_too(root: Path) -> None:
     assert newest(root).content.digest == coordinator(root).log().whole(5).content.digest
 
 
-def test_a_file_of_the_output_that_is_gone_is_named(root: Path) -> None:
+def test_the_error_names_a_missing_output_file(root: Path) -> None:
     min(root.glob(f"{NAME}/output/20240103*/*/*")).unlink()
     done = cairn(root, "erase", KEY, "--yes", "--rewrite-output")
     assert done.exit_code == 3 and "NotFound: can't download 'output/20240103" in done.stderr
@@ -445,7 +445,7 @@ def test_shards_that_a_split_left_the_key_in_are_rewritten(root: Path, tmp_path:
 
 
 @pytest.mark.long("half a second", runs_in="ci")
-def test_intervals_that_wait_for_their_re_run_need_the_filter(root: Path) -> None:
+def test_an_erase_while_intervals_wait_for_a_re_run_requires_the_filter_policy(root: Path) -> None:
     rewind(coordinator(root).at, 2, run=RUN, attempt="back")
     refused = cairn(root, "erase", KEY, "--yes")
     assert refused.exit_code == 2 and "add --on-rerun filter" in refused.stderr
@@ -473,7 +473,7 @@ def no_source(spark: Any, interval: Any) -> Any:
 
 
 @pytest.mark.long("seconds", runs_in="ci")
-def test_late_rows_are_rewritten_and_left_out_of_a_re_run(tmp_path: Path) -> None:
+def test_late_rows_of_the_erased_key_are_removed_and_filtered_from_a_re_run(tmp_path: Path) -> None:
     """Of event time: a late row of the user lies in a file of its own."""
     declared = Pipeline(
         name=NAME,
@@ -577,7 +577,7 @@ def stale(root: str, pipeline: str) -> set[Interval]:
     return {interval for interval, verdict in judged if verdict.kind == "stale"}
 
 
-def test_readers_are_named_and_stale_until_the_key_is_erased_there_or_they_ran_again(chain: str) -> None:
+def test_downstream_pipelines_are_listed_and_stale_until_they_erase_the_key_or_run_again(chain: str) -> None:
     assert not any(stale(chain, one) for one in READERS)
     run(replace(JOINED, source=trials.read), chain, [3])  # older results have read the upstream
     said = erase(chain, "counting", "--rewrite-output")["places"]
@@ -610,7 +610,7 @@ def test_a_marker_of_a_group_from_before_the_erasure_is_refused(chain: str) -> N
         output_files(chain, "counting", group=marker)
 
 
-def test_the_order_and_the_options_of_the_calls(chain: str) -> None:
+def test_a_reader_stays_stale_until_its_erase_rewrites_output_after_the_upstream_erase(chain: str) -> None:
     erase(chain, "same", "--rewrite-output")
     with mock.patch("cairn.operations.erase_keys.exchange_outputs"):
         erase(chain, "counting", "--rewrite-output")
@@ -636,7 +636,7 @@ def test_the_order_and_the_options_of_the_calls(chain: str) -> None:
 
 
 @pytest.mark.parametrize("again", [True, False], ids=["erase again", "the first call goes on"])
-def test_a_day_that_runs_before_the_output_is_exchanged_does_not_hide_the_exchange(chain: str, again: bool) -> None:
+def test_an_interval_run_before_the_output_is_replaced_does_not_hide_the_replacement(chain: str, again: bool) -> None:
     with mock.patch("cairn.operations.erase_keys.exchange_outputs"):
         erase(chain, "counting", "--rewrite-output")
     for pipeline in (SALES, JOINED):
@@ -646,7 +646,7 @@ def test_a_day_that_runs_before_the_output_is_exchanged_does_not_hide_the_exchan
     assert stale(chain, "joined") >= WITH_KEY
 
 
-def test_a_dropped_erase_of_several_keys_one_of_which_was_erased_again(chain: str) -> None:
+def test_readers_stay_stale_until_they_erase_every_key_of_a_dropped_upstream_erase(chain: str) -> None:
     erase(chain, "counting", "--rewrite-output", ANN)
     forget(chain, "--on-rerun", "refuse", key=ANN)
     run(replace(SALES, retention=KeepLast(1)), chain, [3, 4, 5])
@@ -710,7 +710,7 @@ def killed_at_some(production: Path, work: Path, step: int, only: Collection[str
 
 
 @pytest.mark.long("seconds", runs_in="ci")
-def test_killed_at_any_write_the_next_call_ends_it(production: Path, tmp_path: Path) -> None:
+def test_an_erase_killed_at_any_write_is_completed_by_the_next_call(production: Path, tmp_path: Path) -> None:
     """Every fifth or twentieth write; `python -m tests.unit.test_erase` kills at all calls. State, output and records are whole all the
     while."""
     ends = killed_at_some(production, tmp_path, at_tier(fast=20, ci=20, all=5), WRITES)

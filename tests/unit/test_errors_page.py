@@ -35,7 +35,7 @@ NAMED = {
 }
 
 
-def test_the_page_is_what_the_generator_makes() -> None:
+def test_errors_md_equals_the_output_of_its_generator() -> None:
     assert PAGE.read_text() == page(), "run: python -m tests.support.errors_page"
 
 

@@ -246,14 +246,14 @@ SILENT = {(kind, damage) for kind in UNSEEN for damage in (remove, folder)}
 
 @pytest.mark.parametrize("kind", BRIEF)
 @pytest.mark.long("seconds", runs_in="ci")
-def test_a_lost_or_damaged_file_is_named_or_harmless(original: Path, tmp_path: Path, whole: Any, kind: str) -> None:
+def test_a_lost_or_damaged_file_is_reported_or_harmless(original: Path, tmp_path: Path, whole: Any, kind: str) -> None:
     file = files_by_kind(original)[kind]
     for damage in BRIEF[kind]:
         assert harm(original, tmp_path / damage.__name__, file, damage, whole) == "", damage.__name__
 
 
 @pytest.mark.long("five minutes")
-def test_every_file_in_every_way(original: Path, tmp_path: Path, whole: Any) -> None:
+def test_every_damage_to_every_kind_of_file_is_reported_or_harmless(original: Path, tmp_path: Path, whole: Any) -> None:
     """Prints what it counted."""
     files = files_by_kind(original)
     cells = [(kind, damage) for kind in files for damage in DAMAGES]
@@ -285,7 +285,7 @@ STRAYS = (
 
 
 @pytest.mark.long("seconds", runs_in="ci")
-def test_no_stray_file_stops_anybody(original: Path, tmp_path: Path, whole: Any) -> None:
+def test_stray_files_are_reported_and_kept_and_stop_no_operation(original: Path, tmp_path: Path, whole: Any) -> None:
     """Sweeps and `verify` name them, and they stay."""
     root = Path(shutil.copytree(original, tmp_path / "root"))
     for stray in (*STRAYS, f"../.trials/{PIPELINE}/trials/.DS_Store"):
@@ -333,7 +333,7 @@ def test_a_sweep_writes_lost_files_anew(original: Path) -> None:
     "kind", ["newest record", "retained record", "Tombstone record", "prepared", "native: savepoint.json", "settled"]
 )
 @pytest.mark.long("half a second", runs_in="ci")
-def test_nobody_is_told_to_replace_a_file_of_another_release(original: Path, tmp_path: Path, kind: str) -> None:
+def test_the_error_for_a_newer_format_names_the_release_to_use(original: Path, tmp_path: Path, kind: str) -> None:
     """Whoever reads the file names both releases and the one to use."""
     root = Path(shutil.copytree(original, tmp_path / "root"))
     file = root / files_by_kind(original)[kind]

@@ -91,13 +91,13 @@ def test_a_file_that_was_kept_is_linked(host: Host) -> None:
     assert entry.stat().st_nlink == 3
 
 
-def test_what_was_not_kept_is_a_miss(host: Host) -> None:
+def test_a_file_that_was_never_cached_is_a_miss(host: Host) -> None:
     assert host.get(handle_of(b"state")) is None
     host.keep(b"state")
     assert host.get(handle_of(b"state", "shared/a/0-0-1.sst")) is None
 
 
-def test_roots_paths_and_contents_never_meet(host: Host) -> None:
+def test_files_of_other_roots_paths_or_contents_are_separate_cache_entries(host: Host) -> None:
     """Two pipelines with one attempt and name, two shards of one pipeline, two attempts at one file."""
     same = "shared/a/0-0-0.sst"
     kept = [
@@ -111,7 +111,7 @@ def test_roots_paths_and_contents_never_meet(host: Host) -> None:
 
 
 @pytest.mark.parametrize("damage", ["flip", "truncate", "grow", "empty"])
-def test_a_file_that_was_written_to_is_a_miss_and_goes(host: Host, damage: str) -> None:
+def test_a_cached_file_modified_in_place_is_a_miss_and_is_removed(host: Host, damage: str) -> None:
     """Whichever of its links it was written through."""
     handle = host.keep(b"state of a shard")
     with (host.work / "kept-0").open("r+b") as file:
@@ -136,7 +136,7 @@ def test_the_least_recently_used_goes_first(tmp_path: Path) -> None:
 
 
 @pytest.mark.long("seconds", runs_in="ci")
-def test_many_small_files_are_bounded_by_their_number(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_cached_files_is_limited(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not exactly: one insertion in some looks how many there are."""
     monkeypatch.setattr(file_cache, "_MOST_FILES", 640)
     looks = []
@@ -163,7 +163,7 @@ def test_half_of_the_free_disk_is_left_alone(host: Host, monkeypatch: pytest.Mon
     assert [host.get(handle) is not None for handle in handles] == [False, False, True]
 
 
-def test_an_evicted_file_stays_with_those_who_linked_it(tmp_path: Path) -> None:
+def test_an_evicted_file_stays_readable_through_its_other_hard_links(tmp_path: Path) -> None:
     host = Host(tmp_path, limit_bytes=100)
     handle = host.keep(b"1" * 100)
     assert host.cache.link(URL, handle, host.work / "in use")
@@ -183,7 +183,7 @@ def test_where_links_do_not_work_files_are_copied(
     assert entry.stat().st_nlink == 1
 
 
-def test_copies_are_verified_both_ways(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copies_into_and_out_of_the_cache_are_verified_by_checksum(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "link", failing_link(errno.EXDEV))
     local = host.work / "local"
     local.write_bytes(b"STATE")
@@ -199,7 +199,7 @@ def test_copies_are_verified_both_ways(host: Host, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("failing", ["link", "utime"])
-def test_a_full_or_read_only_disk_costs_the_cache_and_nothing_else(
+def test_a_failed_write_to_the_cache_is_a_miss_and_no_error(
     host: Host, monkeypatch: pytest.MonkeyPatch, failing: str
 ) -> None:
     with monkeypatch.context() as patch:
@@ -213,7 +213,7 @@ def test_a_full_or_read_only_disk_costs_the_cache_and_nothing_else(
     assert host.get(handle) == b"state"
 
 
-def test_a_copy_that_finds_the_disk_full_leaves_nothing(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_that_fails_on_a_full_disk_leaves_no_partial_file(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "link", failing_link(errno.EXDEV))
 
     def half(source: Path, destination: Path) -> None:
@@ -229,7 +229,7 @@ def test_a_copy_that_finds_the_disk_full_leaves_nothing(host: Host, monkeypatch:
     assert host.get(handle) == b"half"
 
 
-def test_what_a_crash_left_behind_goes_after_an_hour(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_partial_files_of_a_crash_are_removed_after_an_hour(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(file_cache, "_MOST_FILES", 64)  # every insertion looks at all
     host.keep(b"state")
     old, new = host.folder / ".1.part", host.folder / ".2.part"
@@ -240,7 +240,7 @@ def test_what_a_crash_left_behind_goes_after_an_hour(host: Host, monkeypatch: py
     assert (old.exists(), new.exists()) == (False, True)
 
 
-def test_a_folder_that_somebody_else_made_is_not_used(tmp_path: Path) -> None:
+def test_a_cache_folder_that_is_a_symbolic_link_is_not_used(tmp_path: Path) -> None:
     """In a shared temp folder anybody could lay a link, or make the folder and keep it."""
     host = Host(tmp_path)
     handle = host.keep(b"state")
@@ -251,7 +251,7 @@ def test_a_folder_that_somebody_else_made_is_not_used(tmp_path: Path) -> None:
     assert len(list((tmp_path / "elsewhere").iterdir())) == 1
 
 
-def test_a_folder_that_becomes_a_link_meanwhile_is_not_followed(
+def test_eviction_does_not_follow_a_cache_folder_that_became_a_symbolic_link(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where the temp folder lets others rename; a leftover there looks like somebody's download."""
@@ -279,7 +279,7 @@ def test_a_folder_of_another_user_is_not_used(host: Host, monkeypatch: pytest.Mo
     assert host.get(handle) is None
 
 
-def test_where_the_cache_lies() -> None:
+def test_the_cache_folder_contains_the_user_id_and_none_disables_the_cache() -> None:
     assert open_cache(EngineOptions(cache_dir=None)) is None
     assert EngineOptions(cache_dir="/mnt/fast/{uid}").cache_folder() == Path(f"/mnt/fast/{os.getuid()}")
     assert str(os.getuid()) in str(EngineOptions().cache_folder())
@@ -315,7 +315,7 @@ print(hits)
 
 
 @pytest.mark.long("half a second", runs_in="ci")
-def test_processes_share_it_without_a_lock(tmp_path: Path) -> None:
+def test_concurrent_processes_share_the_cache_and_never_read_wrong_bytes(tmp_path: Path) -> None:
     """Three at once over twelve files, of which six have room: always the right bytes or a miss."""
     racers = [
         subprocess.Popen([sys.executable, "-c", _RACER, str(tmp_path), str(n)], stdout=subprocess.PIPE, text=True)
@@ -395,7 +395,7 @@ def test_work_on_a_restored_shard_leaves_the_cache_as_it_was(tmp_path: Path, sto
 
 
 @pytest.mark.long("seconds", runs_in="ci")
-def test_a_file_that_the_disk_damaged_is_found_and_forgotten(tmp_path: Path, storage: FaultyStorage) -> None:
+def test_reads_detect_a_damaged_cached_file_and_forget_drops_it(tmp_path: Path, storage: FaultyStorage) -> None:
     """F81: neither size nor time tells. Reads and merges do, and after that the next try downloads."""
     cache = FileCache(tmp_path / "cache", 1_000_000)
     manifest = checkpoint(storage, tmp_path, cache)
@@ -421,7 +421,7 @@ def test_a_file_that_the_disk_damaged_is_found_and_forgotten(tmp_path: Path, sto
     assert (shard.cached_bytes, entries_in(shard.store)) == (0, 1000)
 
 
-def test_a_damaged_storage_and_a_damaged_cache_are_told_apart(tmp_path: Path, storage: FaultyStorage) -> None:
+def test_damage_in_the_cache_costs_a_download_damage_in_storage_fails(tmp_path: Path, storage: FaultyStorage) -> None:
     """The cache's damage costs a download; the storage's is an error, and nothing of it gets into the cache."""
     cache = FileCache(tmp_path / "cache", 1_000_000)
     manifest = checkpoint(storage, tmp_path, cache)
@@ -438,7 +438,7 @@ def test_a_damaged_storage_and_a_damaged_cache_are_told_apart(tmp_path: Path, st
     assert not (tmp_path / "cache").exists()
 
 
-def test_a_damaged_copy_is_told_apart_and_dropped(tmp_path: Path, storage: FaultyStorage) -> None:
+def test_damage_of_a_cached_copy_raises_damaged_copy_and_drops_the_copy(tmp_path: Path, storage: FaultyStorage) -> None:
     """A task that finds damage in a file that this host had asks for another try, which downloads it."""
     cache = FileCache(tmp_path / "cache", 1_000_000)
     manifest = checkpoint(storage, tmp_path, cache)

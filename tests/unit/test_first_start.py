@@ -55,7 +55,7 @@ def refusal(of: Pipeline, interval: Interval, *, newest_first: bool = True) -> S
 
 
 @pytest.mark.long("seconds", runs_in="ci")
-def test_the_choices_have_their_sizes() -> None:
+def test_the_refusal_of_a_late_first_interval_lists_choices_with_interval_counts() -> None:
     newest = Interval(datetime(2026, 11, 25, 16, tzinfo=UTC), datetime(2026, 11, 25, 17, tzinfo=UTC))
     error = refusal(pipeline("@hourly"), newest)
     assert str(error).splitlines() == [
@@ -81,7 +81,7 @@ def test_the_choices_have_their_sizes() -> None:
         (timedelta(hours=5), START, 40),
     ],
 )
-def test_the_command_has_every_interval_before_this_one(schedule: Any, start: datetime, number: int) -> None:
+def test_the_offered_rerun_covers_every_earlier_interval(schedule: Any, start: datetime, number: int) -> None:
     of = pipeline(schedule, start)
     declared = of.declared_schedule
     assert declared is not None
@@ -92,7 +92,7 @@ def test_the_command_has_every_interval_before_this_one(schedule: Any, start: da
     assert "catchup" not in str(error) and "longer" not in str(error) and f" {number} intervals earlier" in str(error)
 
 
-def test_the_field_for_a_later_start_is_code_in_the_zone_of_the_start() -> None:
+def test_the_suggested_start_is_valid_code_in_the_time_zone_of_the_declared_start() -> None:
     of = pipeline("0 6 * * 1-5", datetime(2024, 3, 26, 6, tzinfo=BERLIN))
     newest = interval_before(Cron("0 6 * * 1-5", "Europe/Berlin"), datetime(2024, 4, 9, 6, tzinfo=BERLIN))
     assert newest is not None
@@ -123,7 +123,7 @@ def test_intervals_are_counted(schedule: Schedule, last: datetime, most: int, ex
 @pytest.mark.parametrize(
     ("kind", "catchup", "said"), [("scheduled", False, True), ("scheduled", True, False), ("manual", False, False)]
 )
-def test_the_driver_explains_it_for_an_empty_pipeline(
+def test_the_driver_mentions_catchup_only_for_scheduled_runs_with_catchup_off(
     kind: str, catchup: bool, said: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("check_running", "use_this_python"):

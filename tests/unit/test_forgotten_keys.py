@@ -81,12 +81,12 @@ REFUSED, FILTERED = log_of(*DAYS, FORGET), log_of(*DAYS, FILTER)
         (None, None, False, False),
     ],
 )
-def test_a_key_returns_by_rows_or_by_the_base(start: int | None, base: int | None, rows: bool, old_base: bool) -> None:
+def test_reruns_may_bring_a_forgotten_key_back(start: int | None, base: int | None, rows: bool, old_base: bool) -> None:
     found = returning_keys(REFUSED, day(start).start_ms if start is not None else None, base)
     assert [(r.rows, r.base) for r in found] == ([(rows, old_base)] if rows or old_base else [])
 
 
-def test_only_the_policy_refuses_at_begin() -> None:
+def test_a_rerun_is_refused_at_begin_only_under_the_policy_refuse() -> None:
     check_rerun(FILTERED, "p", day(2), 1)
     with pytest.raises(UsageError, match="cairn erase --pipeline p --on-rerun filter JSON"):
         check_rerun(REFUSED, "p", day(2), 1)
@@ -123,7 +123,7 @@ def prepared(n: int, base: int | None, h0: int = 4, **changes: Any) -> Prepared:
         (prepared(3, 3, kind="forget", forget=Forget(keys=(key("g"),))), "not the newest state any more"),
     ],
 )
-def test_no_commit_brings_a_key_back(attempt: Prepared, refusal: str | None) -> None:
+def test_a_commit_that_may_bring_a_forgotten_key_back_is_refused(attempt: Prepared, refusal: str | None) -> None:
     if refusal is None:
         assert isinstance(plan_commit(FILTERED, attempt), Create)
     else:
@@ -136,7 +136,7 @@ def test_a_forget_fences_a_re_run_of_its_own_interval() -> None:
         plan_commit(REFUSED, prepared(3, 2, h0=3))
 
 
-def test_a_forget_drops_what_it_names_and_makes_nothing_stale() -> None:
+def test_a_forget_drops_the_checkpoints_it_names_and_makes_no_checkpoint_stale() -> None:
     drops = Forget(keys=(key(),), drops=(2, 3))
     decision = plan_commit(log_of(*DAYS), prepared(3, 3, h0=3, kind="forget", forget=drops))
     assert isinstance(decision, Create)
@@ -144,13 +144,13 @@ def test_a_forget_drops_what_it_names_and_makes_nothing_stale() -> None:
     assert decision.record.reproduces is None
 
 
-def test_a_forget_that_came_too_late_is_lost() -> None:
+def test_a_forget_is_refused_if_a_later_checkpoint_was_committed_meanwhile() -> None:
     log = log_of(*DAYS, record(4, day(4), 3))
     with pytest.raises(BaseMoved, match="checkpoint 4 was committed meanwhile"):
         plan_commit(log, prepared(3, 3, h0=3, kind="forget", forget=Forget(keys=(key(),))))
 
 
-def test_a_key_that_is_forgotten_again_counts_from_then_on() -> None:
+def test_a_key_forgotten_again_replaces_its_earlier_entry() -> None:
     before = REFUSED.summary
     again = record(6, day(5), 5, kind="forget", forget=Forget(keys=(key("g", until=5, on_rerun="filter"),)))
     (found,) = next_forgotten(before, again)
@@ -163,14 +163,14 @@ def test_a_key_that_is_forgotten_again_counts_from_then_on() -> None:
     assert next_forgotten(before, record(5, day(4), 4)) == before.forgotten
 
 
-def test_a_copy_says_what_was_forgotten_before_it() -> None:
+def test_a_copied_checkpoint_lists_the_keys_forgotten_before_the_copy() -> None:
     assert forgets_of(DAYS[2]) is None
     later = record(5, day(4), 4)
     later = replace(later, summary=replace(later.summary, forgotten=next_forgotten(Summary(), FORGET)))
     assert forgets_of(later) == Forget(keys=(key(),))
 
 
-def test_a_checkpoint_of_since_is_free_of_the_key() -> None:
+def test_only_the_forget_and_filtered_reruns_are_free_of_the_forgotten_key() -> None:
     log = log_of(*DAYS, FORGET, record(5, day(2), 1, filtered=("f",)), record(6, day(4), 4))
     free = {n: is_free_of(log, log.whole(n), ENCODED) for n in range(1, 7)}
     assert free == {1: False, 2: False, 3: False, 4: True, 5: True, 6: False}

@@ -170,7 +170,7 @@ def shard(tmp_path: Path) -> Iterator[Shard]:
         (stateful_processor.StatefulProcessorHandle, DeclaringHandle),
     ],
 )
-def test_every_public_method_is_ours_with_the_parameters_of_pyspark(theirs: type, ours: type) -> None:
+def test_every_public_method_of_pyspark_is_overridden_with_the_same_parameters(theirs: type, ours: type) -> None:
     """By name, since user code may pass them so; and none is inherited, since PySpark's talk to a JVM that is not there."""
     assert issubclass(ours, theirs)
     methods = {name: f for name, f in vars(theirs).items() if callable(f) and not name.startswith("_")}
@@ -246,7 +246,7 @@ def test_init_then_keys_then_timers_then_close(shard: Shard) -> None:
     assert output == ["first", "first", "timer", "timer"]
 
 
-def test_without_rows_there_are_still_init_timers_and_close(shard: Shard) -> None:
+def test_timers_fire_in_an_interval_without_rows(shard: Shard) -> None:
     shard.run({"k": [0]}, lambda p, *_: iter([p.handle.registerTimer(2_000)]))
     fired = shard.run({}, on_timer=lambda p, key, tv, info: iter([(key, info.getExpiryTimeInMs())]), now_ms=2_000)
     assert fired == [(Row(k="k"), 2_000)]
@@ -295,7 +295,7 @@ def test_due_timers_fire_by_time_over_all_keys(shard: Shard) -> None:
     assert shard.run({}, on_timer=on_timer, now_ms=1_001) == [("a", 1_001, [1_001])]
 
 
-def test_what_a_timer_registers_fires_in_the_next_interval_and_what_it_deletes_does_not(
+def test_a_timer_registered_by_a_timer_handler_fires_in_the_next_interval(
     shard: Shard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also at exactly the time up to which timers are due, and though later timers are read after the handler ran."""
@@ -319,7 +319,7 @@ def test_what_a_timer_registers_fires_in_the_next_interval_and_what_it_deletes_d
     assert sorted(shard.run({}, on_timer=on_timer, now_ms=400)) == [("deletes", 150), ("k", 150), ("k", 400)]
 
 
-def test_a_timer_that_its_own_handler_registers_again_goes_all_the_same(shard: Shard) -> None:
+def test_a_timer_registered_again_by_its_own_handler_is_still_deleted(shard: Shard) -> None:
     """As under Spark: it is still there in the handler, so registering is no change, and it is deleted afterwards."""
 
     def again(p: Calls, key: Any, timer_values: Any, info: Any) -> Iterator[Any]:
@@ -347,7 +347,7 @@ _TIMER_CALLS: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("call", [*_STATE_CALLS, *_TIMER_CALLS])
 @pytest.mark.parametrize("state", list(HandleState))
-def test_each_call_has_its_states(shard: Shard, call: str, state: HandleState) -> None:
+def test_a_handle_call_is_refused_outside_its_handle_states(shard: Shard, call: str, state: HandleState) -> None:
     allowed = {HandleState.CREATED} if call in _STATE_CALLS else {HandleState.INITIALIZED, HandleState.DATA_PROCESSED}
     shard_state = ShardState(shard.store, key_groups=(), descriptors=declare(Calls), now_ms=0)
     shard_state.set_key(0, KEYS.encode(("k",)))
@@ -362,13 +362,13 @@ def test_each_call_has_its_states(shard: Shard, call: str, state: HandleState) -
 
 
 @pytest.mark.parametrize("call", _TIMER_CALLS)
-def test_without_a_clock_there_are_no_timers(shard: Shard, call: str) -> None:
+def test_timer_calls_are_refused_in_time_mode_none(shard: Shard, call: str) -> None:
     with pytest.raises(errors.ProcessorError, match=rf"INVALID_TIME_MODE\] {call} needs"):
         shard.one(lambda p: _TIMER_CALLS[call](p.handle), time_mode="none")
 
 
 @pytest.mark.parametrize("call", _TIMER_CALLS)
-def test_in_init_there_are_no_timers(call: str) -> None:
+def test_timer_calls_are_refused_in_init(call: str) -> None:
     with pytest.raises(PySparkRuntimeError, match="INVALID_HANDLE_STATE"):
         _TIMER_CALLS[call](DeclaringHandle(parse, "processing"))
 
@@ -387,7 +387,7 @@ def test_state_outside_a_key_is_refused(shard: Shard) -> None:
 
 
 @pytest.mark.parametrize("name", ["", " v", "v ", "default", "$v"])
-def test_names_that_no_state_may_have(name: str) -> None:
+def test_an_empty_padded_or_reserved_state_name_is_refused(name: str) -> None:
     with pytest.raises(errors.StateSchemaError, match="can't be the name of a state"):
         DeclaringHandle(parse, "processing").getValueState(name, VALUE)
 
@@ -405,7 +405,7 @@ def test_expiry_needs_processing_time(time_mode: Any) -> None:
         DeclaringHandle(parse, time_mode).getListState("l", VALUE, 1)
 
 
-def test_expiry_is_positive_or_none() -> None:
+def test_a_negative_or_non_integer_ttl_is_refused_and_zero_means_no_ttl() -> None:
     handle = DeclaringHandle(parse, "processing")
     for wrong in (1000.0, "1000", 1 << 63):
         with pytest.raises(errors.StateSchemaError, match=r"state 'one': ttlDurationMs is .*(1000|at most)"):
@@ -452,7 +452,7 @@ _MISTAKES: list[tuple[Callable[[Calls], Any], str]] = [
 
 
 @pytest.mark.parametrize(("mistake", "message"), _MISTAKES, ids=[str(n) for n in range(len(_MISTAKES))])
-def test_a_value_that_does_not_fit_is_named_and_nothing_is_stored(
+def test_a_state_value_of_a_wrong_type_is_refused_by_state_name_and_not_stored(
     shard: Shard, mistake: Callable[[Calls], Any], message: str
 ) -> None:
     """Spark stores NULL silently for some of these. All are TypeErrors, as the others are under Spark."""
@@ -478,7 +478,7 @@ def test_mistakes_name_key_and_interval(shard: Shard) -> None:
     [(1, "x"), [1, "x"], Row(n=1, s="x"), {"s": "x", "n": 1}, (np.int64(1), np.str_("x")), (np.uint8(1), "x")],
     ids=lambda v: type(v).__name__,
 )
-def test_the_forms_of_a_value(shard: Shard, value: Any) -> None:
+def test_a_state_value_may_be_a_tuple_list_row_dict_or_numpy_values(shard: Shard, value: Any) -> None:
     got = shard.one(lambda p: (p.v.update(newValue=value), p.v.get())[1])
     assert got == (1, "x")
     assert [type(got), *map(type, got)] == [tuple, int, str]
@@ -493,7 +493,7 @@ def test_nulls_are_values(shard: Shard) -> None:
     assert shard.one(call) == (True, (None,), True, Row(n=None))
 
 
-def test_maps_give_rows_in_the_order_of_their_keys_as_they_were_at_the_start(shard: Shard) -> None:
+def test_map_iterators_yield_the_entries_of_their_start_in_key_order(shard: Shard) -> None:
     """``getValue`` a Row, iterators tuples, in the order of the user keys, over what was there when they began."""
 
     def call(p: Calls) -> Any:
@@ -512,7 +512,7 @@ def test_maps_give_rows_in_the_order_of_their_keys_as_they_were_at_the_start(sha
     assert after == [(("az",), (9,)), (("bz",), (9,)), (("z",), (9,))]
 
 
-def test_state_is_the_keys_own_and_lasts(shard: Shard) -> None:
+def test_state_is_separate_for_each_key_and_lasts_to_the_next_interval(shard: Shard) -> None:
     def write(p: Calls, key: Any, rows: Any, timer_values: Any) -> Iterator[Any]:
         p.v.update((len(key[0] or ""), key[0]))
         p.l.appendList([(n,) for n in rows])
@@ -564,7 +564,7 @@ def rows_to(tmp_path: Path) -> OutputRows:
     return OutputRows(LocalParquet(OUTPUT, tmp_path / "rows.parquet"))
 
 
-def test_what_a_handler_does_to_a_frame_no_other_key_sees() -> None:
+def test_changes_of_a_handler_to_its_frame_do_not_reach_other_keys() -> None:
     columns = {"n": pa.array([1, 2, 3, 4]), "m": pa.array([5, 6, 7, 8]), "s": pa.array(["a", "b", "c", None])}
     slices = frame_slices("UTC")(pa.StructArray.from_arrays([*columns.values()], [*columns]))
     (first,), (second,) = slices(0, 2), slices(2, 4)
@@ -604,7 +604,7 @@ def test_a_method_of_row_wins_over_a_field_of_its_name_as_under_spark() -> None:
     assert made.count(1) == spark.count(1) == 1
 
 
-def test_rows_go_out_by_name(tmp_path: Path) -> None:
+def test_output_rows_are_matched_to_columns_by_name(tmp_path: Path) -> None:
     file = LocalParquet(OUTPUT, tmp_path / "rows.parquet")
     output = OutputRows(file)
     for row in (Row(k="a", n=1), Row(n=2, k="b"), Row(k="c"), Row(n=3)):
@@ -690,7 +690,7 @@ def test_texts_have_dictionaries_in_an_output_file_and_numbers_have_none(tmp_pat
         ([Row(k="a", n=2**63)], "output column 'n' is int64"),
     ],
 )
-def test_rows_that_can_not_go_out(shard: Shard, tmp_path: Path, results: Any, message: str) -> None:
+def test_output_rows_that_do_not_fit_are_refused(shard: Shard, tmp_path: Path, results: Any, message: str) -> None:
     with pytest.raises(errors.ProcessorError, match=message):
         shard.run({"k": [0]}, lambda *_: results, output=rows_to(tmp_path))
 
@@ -704,7 +704,7 @@ def test_rows_that_can_not_go_out(shard: Shard, tmp_path: Path, results: Any, me
         ([pd.DataFrame({"n": ["x"], "k": ["a"]})], "output column 'n' is int64"),
     ],
 )
-def test_frames_that_can_not_go_out(shard: Shard, tmp_path: Path, results: Any, message: str) -> None:
+def test_output_frames_that_do_not_fit_are_refused(shard: Shard, tmp_path: Path, results: Any, message: str) -> None:
     with pytest.raises(errors.ProcessorError, match=message):
         shard.run({"k": [0]}, lambda *_: results, output=frames_to(tmp_path))
 
@@ -733,7 +733,7 @@ class Silent(Exception):
 @pytest.mark.parametrize(
     "error", [errors.InvariantViolated("x"), errors.CorruptFile("x"), errors.StorageUnavailable("x")]
 )
-def test_an_error_that_is_not_the_users_stays_as_it_is(shard: Shard, error: errors.CairnError) -> None:
+def test_internal_and_storage_errors_in_a_handler_are_raised_unwrapped(shard: Shard, error: errors.CairnError) -> None:
     def on_rows(p: Calls, *_: Any) -> Any:
         raise error
 
@@ -756,7 +756,7 @@ def test_an_error_that_is_not_the_users_stays_as_it_is(shard: Shard, error: erro
     ],
 )
 @pytest.mark.parametrize("call", ["init", "handleInputRows"])
-def test_whatever_user_code_raises_is_told(shard: Shard, call: str, error: BaseException, says: str) -> None:
+def test_user_exceptions_name_call_key_and_interval(shard: Shard, call: str, error: BaseException, says: str) -> None:
     class Raising(Calls):
         def init(self, handle: Any) -> None:
             super().init(handle)
@@ -788,7 +788,7 @@ def test_state_in_init_is_refused_on_the_driver(method: str) -> None:
         getattr(state, method)()
 
 
-def test_a_frame_of_other_values_names_the_column(shard: Shard, tmp_path: Path) -> None:
+def test_the_error_for_a_frame_value_of_a_wrong_type_names_the_column(shard: Shard, tmp_path: Path) -> None:
     """Of pandas' own arrays, which only Spark's conversion knows."""
     frame = pd.DataFrame({"n": pd.array(["x"], dtype="string"), "k": ["a"]})
     with pytest.raises(errors.ProcessorError, match="output column 'n' is int64, and a value does not fit"):

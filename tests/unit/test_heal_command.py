@@ -132,7 +132,7 @@ def type_heal(*more: str) -> Any:
     return CliRunner().invoke(app, ["heal", "--root", ROOT, "--pipeline", PIPELINE, "--to", "2024-01-04", *more])
 
 
-def test_it_runs_what_is_stale_and_missing_and_then_has_nothing_to_do(airflow: FakeAirflow) -> None:
+def test_heal_runs_stale_and_missing_intervals_and_a_second_heal_runs_none(airflow: FakeAirflow) -> None:
     airflow.paused = True
     planned = type_heal("--dry-run")
     assert planned.exit_code == 1 and airflow.changes == []
@@ -159,7 +159,7 @@ def test_it_runs_what_is_stale_and_missing_and_then_has_nothing_to_do(airflow: F
         (None, "2024-01-04", "2024-01-04T22:59:59.999000+00:00"),
     ],
 )
-def test_a_day_is_a_day_in_the_zone_of_the_schedule_else_of_airflow(
+def test_the_option_to_is_read_in_the_zone_of_the_schedule_else_of_airflow(
     folder: Folder, airflow: FakeAirflow, schedule: Schedule | None, to: str, last: str
 ) -> None:
     folder.run(day(2), "scheduled", schedule=schedule)
@@ -167,7 +167,7 @@ def test_a_day_is_a_day_in_the_zone_of_the_schedule_else_of_airflow(
     assert airflow.last == last
 
 
-def test_without_airflow_a_day_is_one_in_the_zone_of_the_pipelines_schedule() -> None:
+def test_without_airflow_the_option_to_is_read_in_the_zone_of_the_declared_schedule() -> None:
     storage, terminal = open_storage("memory://heal/berlin_spring"), Terminal("", silent=True)
     code: dict[str, Any] = {"code": "tests.support.calendars:BERLIN_SPRING", "pipeline": "berlin_spring"}
     for every, last in (
@@ -178,7 +178,7 @@ def test_without_airflow_a_day_is_one_in_the_zone_of_the_pipelines_schedule() ->
         assert heal._Here(asked, storage, terminal, print).last.isoformat() == last
 
 
-def test_it_runs_an_interval_that_airflow_leaves_out_of_a_range_that_begins_with_it(airflow: FakeAirflow) -> None:
+def test_heal_runs_an_interval_that_airflow_omits_at_the_start_of_a_range(airflow: FakeAirflow) -> None:
     """As Airflow does if the clock skips the local time at which the interval ends."""
     airflow.left_out = {1, 2, 3, 4}
     done = type_heal()
@@ -186,7 +186,7 @@ def test_it_runs_an_interval_that_airflow_leaves_out_of_a_range_that_begins_with
     assert sorted(airflow.runs) == [2, 3, 4]
 
 
-def test_it_stops_at_a_run_that_fails_and_the_printed_command_goes_on(airflow: FakeAirflow) -> None:
+def test_heal_stops_at_a_failed_run_and_the_printed_command_continues(airflow: FakeAirflow) -> None:
     airflow.ended(3, "failed")
     airflow.fails = {3}
     stopped = type_heal()
@@ -221,7 +221,7 @@ def test_a_backfill_that_has_ended_meanwhile_is_no_error(airflow: FakeAirflow) -
     assert [line[:12] for line in ran] == [f"[2024-01-{n:02}T" for n in (2, 3, 4)]
 
 
-def test_an_interval_of_a_run_made_by_hand_is_none_of_the_schedule(airflow: FakeAirflow) -> None:
+def test_intervals_of_manual_airflow_runs_are_not_planned(airflow: FakeAirflow) -> None:
     place = InAirflow(AirflowRest("http://a"), PIPELINE, airflow.folder.storage, day(4).start, print)
     noon = dict.fromkeys(("data_interval_start", "logical_date"), "2024-01-03T12:00:00+00:00")
     for state in ("running", "success"):
@@ -240,7 +240,7 @@ def test_an_interval_of_a_run_made_by_hand_is_none_of_the_schedule(airflow: Fake
     ],
 )
 @pytest.mark.usefixtures("folder")
-def test_what_airflow_refuses_is_explained(
+def test_an_error_of_airflow_is_reported_with_its_cause_and_an_exit_code(
     monkeypatch: pytest.MonkeyPatch, error: Exception, code: int, text: str
 ) -> None:
     monkeypatch.setattr(AirflowRest, "call_once", mock.Mock(side_effect=error))
@@ -265,7 +265,7 @@ def test_a_pipeline_that_ran_without_airflow_needs_its_code(folder: Folder) -> N
     assert "can't load the pipeline 'tests.nothing:P'" in type_heal().stderr
 
 
-def test_a_second_heal_calls_the_sink_for_what_a_killed_one_had_committed(
+def test_a_second_heal_calls_the_sink_for_commits_of_a_killed_heal(
     folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told = list[Any]()
@@ -305,7 +305,7 @@ def test_without_airflow_overlapping_output_is_replaced_by_cairn_run(folder: Fol
     assert refused.exit_code == 2 and "can't load the pipeline 'm:X'" in refused.stderr
 
 
-def test_without_airflow_each_commit_is_told_at_once_and_ctrl_c_counts_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_airflow_each_commit_is_printed_at_once_and_counted_on_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:
     """The lines came after the last commit, and counted "2 of 2" for the second of three."""
 
     def run_two(_: Any, __: Any, intervals: Any, *___: Any, on_outcome: Any, **____: Any) -> None:

@@ -97,7 +97,7 @@ def test_a_text_without_a_credential_stays(text: str) -> None:
     assert hide(text) == text
 
 
-def test_parts_of_a_value_are_hidden_and_types_stay() -> None:
+def test_credentials_in_nested_values_are_hidden_and_types_stay() -> None:
     value = {"files": [PLANTED[9], "a.csv"], "count": 3, "at": (1, None)}
     hidden = hide_all(value)
     assert SECRET not in str(hidden) and hidden["files"][1] == "a.csv" and hidden["count"] == 3
@@ -248,7 +248,7 @@ def test_records_marks_pages_and_lineage_have_no_credential(folder: Folder, monk
     assert not [text for text in texts if SECRET in text]
 
 
-def test_a_command_line_with_credentials_gets_a_title_without(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_process_title_hides_credentials_of_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
     title: list[str] = []
     monkeypatch.setitem(sys.modules, "setproctitle", SimpleNamespace(setproctitle=title.append))
     for argv in (["cairn", "--version"], ["cairn", "--version", "--spark", PLANTED[0]]):
@@ -294,7 +294,7 @@ def test_a_driver_s_lines_result_and_title_have_no_credential(tmp_path: Path, mo
     assert not [text for text in (str(raised.value), *lines, *title) if SECRET in text]
 
 
-def test_positions_that_differ_in_a_hidden_part_differ() -> None:
+def test_source_offsets_that_differ_only_in_a_hidden_part_stay_different() -> None:
     """Else a run over a range would keep a result whose input has changed."""
     DAYS[day(0).start] = [("ann", "pear", 1)]
 

@@ -39,7 +39,7 @@ def test_precision_is_the_smallest_that_keeps_the_error(relative_error, precisio
 
 
 @pytest.mark.parametrize("relative_error", [0.002, 0.0, -0.1, 1.0, math.nan])
-def test_an_error_out_of_reach_is_refused(relative_error):
+def test_a_relative_error_out_of_range_is_refused(relative_error):
     with pytest.raises(UsageError, match=f"found {relative_error}"):
         precision_for(relative_error)
 
@@ -77,7 +77,7 @@ def double(value):
     ],
     ids=lambda value: str(value.type) if isinstance(value, pa.Array) else "",
 )
-def test_values_are_hashed_as_drawn(values, as_bytes):
+def test_each_value_is_hashed_with_xxh64_over_its_canonical_bytes(values, as_bytes):
     expected = [xxhash.xxh64_intdigest(data) for data in as_bytes]
     assert hash_values(values).tolist() == expected
     assert hash_values(values[1:]).tolist() == expected[1:]
@@ -193,19 +193,19 @@ DENSE = bytes([1, 2, 4, 0]) + bytes([1] * 4 + [0] * 12)
         (DENSE[:4] + bytes([62]) + DENSE[5:], "out of range"),
     ],
 )
-def test_damage_is_found(data, why):
+def test_damaged_sketch_bytes_are_refused_with_row_and_reason(data, why):
     whole = [sparse(65), None, DENSE]
     assert Sketches.decode(pa.array(whole), 4).encode().to_pylist() == whole
     with pytest.raises(CorruptFile, match=f"row 3 .*{why}"):
         Sketches.decode(pa.array([*whole, data, sparse(65)]), 4)
 
 
-def test_another_format_is_told_from_damage():
+def test_a_sketch_of_a_newer_format_is_unsupported_and_not_reported_as_damage():
     with pytest.raises(UnsupportedFormat, match=r"wrote format 2; this is Cairn .*, which reads format 1"):
         Sketches.decode(pa.array([sparse(65, head=(2, 1, 4, 0))]), 4)
 
 
-def test_another_precision_is_told_from_damage():
+def test_a_sketch_of_another_precision_is_a_schema_error_and_not_damage():
     column = sketch_of(hash_values(pa.array([1, 2, 3])), 12).encode()
     with pytest.raises(StateSchemaError, match="precision 12, but the aggregate now asks for 14"):
         Sketches.decode(column, 14)

@@ -72,7 +72,7 @@ def test_a_watcher_ends_with_its_daemon(daemon: subprocess.Popen[bytes]) -> None
     ],
     ids=["no daemon", "no session of its own", "switched off"],
 )
-def test_other_processes_are_left_alone(
+def test_no_watcher_starts_for_other_processes_or_when_switched_off(
     environment: dict[str, str], program: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> None:

@@ -71,7 +71,7 @@ def test_the_output_has_the_columns_of_both_sides() -> None:
     ("how", "alone"), [("inner", []), ("left", [(1, None)]), ("right", [(None, 9)]), ("full", [(1, None), (None, 9)])]
 )
 @pytest.mark.long("half a second", runs_in="ci")
-def test_a_row_without_partner_waits_until_it_can_find_none(how: str, alone: list[Any]) -> None:
+def test_an_outer_join_outputs_an_unmatched_row_once_no_match_can_come(how: str, alone: list[Any]) -> None:
     outer = orders(how)
     # The partner of the order of minute 40 comes one interval later.
     assert outer.run([order(0, 1), order(40, 2)]).output == []
@@ -86,7 +86,7 @@ def test_a_null_matches_nothing(how: str, alone: list[Any]) -> None:
     assert pairs(orders(how).run(rows).output) == alone
 
 
-def test_a_partner_may_only_come_before() -> None:
+def test_a_negative_upper_bound_joins_only_earlier_rows_of_the_right_side() -> None:
     before = joined(IntervalJoin, ORDERS, {**CLOSE, "lower": -HOUR, "upper": timedelta(minutes=-10), "how": "left"})
     output = before.run([order(60, 1), payment(49, 2), payment(51, 3), payment(0, 4)]).output
     output += before.run().output + before.run().output + before.run().output
@@ -94,13 +94,13 @@ def test_a_partner_may_only_come_before() -> None:
 
 
 @pytest.mark.parametrize("how", ["inner", "full"])
-def test_a_key_in_many_batches(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_of_one_key_in_many_batches_are_all_joined(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cairn.runners.arrow_runner.ROUND_ROWS", 1)
     rows = [order(n % 60, n) for n in range(20)] + [payment(n % 60, n) for n in range(20)]
     assert len(orders(how).run(rows).output) == 400
 
 
-def test_another_range_counts_for_held_rows() -> None:
+def test_a_changed_join_range_applies_to_rows_already_in_state() -> None:
     close = orders("left")
     close.run([order(0, 1)])
     shorter = joined(IntervalJoin, ORDERS, {**CLOSE, "upper": timedelta(minutes=30), "how": "left"})
@@ -158,7 +158,7 @@ def test_a_fact_gets_the_version_of_its_time() -> None:
     assert as_of.state("facts") == as_of.timers() == []
 
 
-def test_without_a_delay_facts_leave_in_their_interval() -> None:
+def test_without_a_watermark_delay_facts_are_output_in_their_own_interval() -> None:
     as_of = joined(LookupJoin, PRICES, {**AS_OF, "how": "inner"}, watermark_delay=timedelta(0))
     rows = [sale(0, 30, 1), price(0, 10, 50), sale(0, 5, 2), sale(0, 30, 3, None), price(0, 1, 9, key=None)]
     assert sales(as_of.run(rows).output) == [(1, 50)]
@@ -166,7 +166,7 @@ def test_without_a_delay_facts_leave_in_their_interval() -> None:
     assert (sales(late.output), [row["price_euro"] for row in late.late]) == ([(4, 50)], [60])
 
 
-def test_of_versions_of_one_time_the_last_one_counts() -> None:
+def test_of_table_versions_with_equal_time_the_last_arrived_is_joined() -> None:
     as_of = joined(LookupJoin, PRICES + ", seq int", AS_OF, watermark_delay=HOUR, order_by=["seq"])
     as_of.run([(*price(0, 10, 50), 2), (*price(0, 10, 40), 1), (*sale(0, 10, 1), 3)])
     (row,) = as_of.run([(*price(0, 10, 60), 0)]).output

@@ -89,7 +89,7 @@ def test_similar_keys_differ_in_case_spaces_or_zeros() -> None:
 
 @pytest.mark.parametrize("form", ["checkpoint", "native", "canonical"])
 @pytest.mark.long("half a second", runs_in="ci")
-def test_the_state_of_a_key_is_that_of_the_whole_table(tmp_path: Path, form: Any) -> None:
+def test_a_key_lookup_equals_the_rows_of_the_whole_state_table(tmp_path: Path, form: Any) -> None:
     chain = StateChain(tmp_path)
     for seed, parallelism in ((1, 2), (2, 3), (3, 3)):
         source = chain.step(parallelism, "incremental", random_changes(seed))
@@ -123,7 +123,7 @@ def get(root: Path, *arguments: str) -> Result:
     return CliRunner().invoke(app, ["key", *arguments, "--root", f"file://{root}", "--pipeline", PIPELINE])
 
 
-def test_the_table_shows_each_entry(root: Path) -> None:
+def test_cairn_key_prints_each_state_entry_of_the_key(root: Path) -> None:
     result = get(root, "Ada")
     assert result.exit_code == 0
     first, columns, value = result.stdout.splitlines()
@@ -135,7 +135,7 @@ def test_the_table_shows_each_entry(root: Path) -> None:
     assert json.loads(get(root, "Ada", "1", "--json").stdout)["states"] == {"value": [{"value": {"n": 1, "s": "Ada"}}]}
 
 
-def test_a_key_without_state_is_told_with_similar_keys(root: Path) -> None:
+def test_a_key_without_state_is_reported_with_similar_keys(root: Path) -> None:
     result = get(root, "ada")
     assert result.exit_code == 1
     assert result.stdout.splitlines() == [
@@ -174,7 +174,7 @@ STATUS: list[tuple[Callable[[cases.History], None], str, int, str]] = [
 
 
 @pytest.mark.parametrize(("act", "which", "code", "says"), STATUS)
-def test_get_names_the_status_and_writes_nothing(
+def test_cairn_key_prints_the_checkpoint_status_and_writes_nothing(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
     act: Callable[[cases.History], None],
@@ -200,7 +200,7 @@ def test_get_names_the_status_and_writes_nothing(
 
 
 @pytest.mark.long("seconds", runs_in="ci")
-def test_the_right_to_read_is_enough(tmp_path: Path) -> None:
+def test_cairn_key_works_with_read_permission_only(tmp_path: Path) -> None:
     """Another process looks the key up in folders and files that it may only read."""
     folder = tmp_path / "root"
     folder.mkdir()

@@ -109,7 +109,7 @@ def same(a, b):
 
 
 @pytest.mark.parametrize(("of", "values"), ASCENDING_IN_SPARK)
-def test_order_is_sparks(of, values):
+def test_the_byte_order_of_keys_is_the_sort_order_of_spark(of, values):
     codec = KeyCodec(schema(of))
     encoded = [codec.encode((value,)) for value in values]
     assert all(a < b for a, b in pairwise(encoded))
@@ -136,7 +136,7 @@ def test_each_type_of_key_keeps_its_bytes(of, value, expected):
         ("void", "void"),
     ],
 )
-def test_refused_types(of, why):
+def test_key_columns_of_unsupported_types_are_refused(of, why):
     with pytest.raises(KeyTypeError, match=f"key column 'c0': {why} can't be a key: ."):
         KeyCodec(schema(of))
     with pytest.raises(KeyTypeError, match=r"key column 'c0\.x\.element': "):
@@ -171,7 +171,7 @@ def test_refuses_a_key_without_columns():
         (["decimal(5,2)"], (D("1000"),), r"key column 'c0': expected decimal\(5,2\), found Decimal .*out of range"),
     ],
 )
-def test_refused_values(types, values, message):
+def test_key_values_of_a_wrong_type_or_range_are_refused(types, values, message):
     with pytest.raises(StateTypeError, match=message):
         KeyCodec(schema(*types)).encode(values)
 
@@ -195,7 +195,7 @@ def test_refused_values(types, values, message):
         (struct(x="byte"), "01"),
     ],
 )
-def test_bytes_that_are_no_key(of, data):
+def test_invalid_key_bytes_raise_corrupt_file(of, data):
     with pytest.raises(CorruptFile, match=r"key: can't decode .* bytes as struct<c0: "):
         KeyCodec(schema(of)).decode(bytes.fromhex(data))
 
@@ -227,7 +227,7 @@ INNER_NOT_NULL = struct_of(field("a", array("string", False), False, comment="x"
         (one(INNER_NOT_NULL, False), one(INNER_NOT_NULL, False), one(INNER_NOT_NULL, False), (["x"],)),
     ],
 )
-def test_comments_and_not_null_make_no_other_key(first, second, both, value):
+def test_comments_and_nullability_do_not_change_key_bytes_or_key_group(first, second, both, value):
     """Neither bytes nor key groups are other ones; what may be null in one of them may be in both together."""
     assert names_and_types(first) == names_and_types(second)
     assert KeyCodec(first).encode((value,)) == KeyCodec(second).encode((value,)) == KeyCodec(both).encode((value,))
@@ -235,7 +235,7 @@ def test_comments_and_not_null_make_no_other_key(first, second, both, value):
     assert with_nulls_of(first, second) == both
 
 
-def test_what_may_be_null_keeps_the_comments_of_now():
+def test_merging_nullability_keeps_the_comments_of_the_current_schema():
     made = with_nulls_of(one("long", nullable=False, comment="now"), one("long", comment="before"))
     assert made.fields[0].nullable and made.fields[0].metadata == {"comment": "now"}
 

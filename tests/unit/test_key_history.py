@@ -84,7 +84,7 @@ def test_a_checkpoint_shows_fields_timers_rows_code_and_run(root: Path) -> None:
     ]
 
 
-def test_a_timer_that_was_due_has_fired(root: Path) -> None:
+def test_a_due_timer_is_listed_as_fired_and_not_as_deleted(root: Path) -> None:
     carl = steps(root, "carl")[-1]
     assert (carl["timers_fired"], carl["timers_deleted"]) == (["2024-01-04T00:00:00Z"], [])
     assert carl["output"] == [{"account": "carl", "kind": "idle", "balance": 1, "rows": 0}]
@@ -245,7 +245,7 @@ TABLE: dict[str, tuple[Callable[[PipelineTester], None], dict[str, Any], list[di
 
 
 @pytest.mark.parametrize("case", TABLE)
-def test_what_is_known_and_what_is_not(tmp_path: Path, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_step_shows_status_and_unknown_base(tmp_path: Path, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     act, settings, wanted = TABLE[case]
     act(on_disk(tmp_path, **settings))
     found = steps(tmp_path, "ann")
@@ -271,7 +271,7 @@ def test_what_is_known_and_what_is_not(tmp_path: Path, case: str, monkeypatch: p
 
 
 @pytest.mark.long("half a second", runs_in="ci")
-def test_the_output_of_dropped_checkpoints_is_followed(tmp_path: Path) -> None:
+def test_option_all_lists_the_output_of_dropped_checkpoints(tmp_path: Path) -> None:
     dropped(on_disk(tmp_path))
     found = steps(tmp_path, "ann", "--all")
     assert [(s["checkpoint"], s["status"], len(s["output"])) for s in found] == [
@@ -286,7 +286,7 @@ def test_the_output_of_dropped_checkpoints_is_followed(tmp_path: Path) -> None:
     )
 
 
-def test_an_output_without_key_columns_is_told(tmp_path: Path) -> None:
+def test_an_output_without_key_columns_is_reported(tmp_path: Path) -> None:
     class Anonymous(accounts().processor):  # type: ignore[misc,name-defined]
         def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Any:
             from pyspark.sql import Row
@@ -310,7 +310,7 @@ def test_a_pipeline_without_checkpoints_is_refused(tmp_path: Path) -> None:
     assert "no pipeline at" in history(tmp_path, "ann").stderr
 
 
-def test_a_damaged_record_is_named(tmp_path: Path) -> None:
+def test_the_error_for_a_damaged_record_names_its_file(tmp_path: Path) -> None:
     rerun(on_disk(tmp_path))
     (tmp_path / "accounts" / paths.record(1)).write_bytes(b"{}")
     assert f"{paths.record(1)}: " in history(tmp_path, "ann").stderr

@@ -49,7 +49,7 @@ def test_the_memory_of_an_executor_is_that_of_the_docs() -> None:
     assert conf()["spark.executor.memoryOverhead"] == f"{wanted}m"
 
 
-def test_the_files_name_each_others_parts() -> None:
+def test_names_in_the_kubernetes_files_match_each_other() -> None:
     template = yaml.safe_load((FOLDER / "executor-pod-template.yaml").read_text())
     accounts = {
         part["metadata"]["name"]
@@ -78,7 +78,7 @@ def test_the_files_name_each_others_parts() -> None:
     assert [image.rpartition("-")[2] for image in images] == stages
 
 
-def test_the_page_names_the_settings_and_the_ports() -> None:
+def test_clusters_md_names_the_settings_and_ports_of_the_kubernetes_files() -> None:
     page = (REPOSITORY / "docs/clusters.md").read_text()
     for name in ("driver.port", "driver.blockManager.port", "blockManager.port"):
         first = int(conf()[f"spark.{name}"])

@@ -119,7 +119,7 @@ def test_a_file_is_whole_on_the_disk_before_it_has_its_name(tmp_path: Path, monk
 
 
 @pytest.mark.long("half a second", runs_in="ci")
-def test_position_names_files_and_counts(two_days: Path) -> None:
+def test_the_source_offset_names_files_and_counts(two_days: Path) -> None:
     spark = FakeSpark()
     _, (position,) = read_flights.function(spark, [INTERVAL])  # type: ignore[arg-type]
 
@@ -174,7 +174,7 @@ def as_folder(path: Path) -> None:
     ids=["cut", "empty", "a missing column", "another type", "a folder"],
 )
 @pytest.mark.long("half a second", runs_in="ci")
-def test_a_day_that_is_not_as_landed_is_named(two_days: Path, damage: Callable[[Path], object], says: str) -> None:
+def test_the_error_of_a_damaged_day_names_its_file(two_days: Path, damage: Callable[[Path], object], says: str) -> None:
     path = two_days / day_file(NEXT)
     damage(path)
     with pytest.raises(SourceError, match=says) as error:
@@ -183,7 +183,7 @@ def test_a_day_that_is_not_as_landed_is_named(two_days: Path, damage: Callable[[
 
 
 @pytest.mark.long("half a second", runs_in="ci")
-def test_days_and_folders_that_can_not_be_are_refused(two_days: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_days_out_of_range_and_relative_folders_are_refused(two_days: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(
         SourceError, match=r"has the days 2013-01-01 to 2013-12-31, not all days from 2013-12-31 to 2014-01-01"
     ):
@@ -195,7 +195,7 @@ def test_days_and_folders_that_can_not_be_are_refused(two_days: Path, monkeypatc
         read_flights.function(FakeSpark(), [INTERVAL])  # type: ignore[arg-type]
 
 
-def test_data_that_are_not_installed_or_damaged_say_what_to_install(
+def test_the_error_for_missing_or_damaged_data_names_the_package_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     damaged = tmp_path / "flights.csv.zip"
@@ -207,7 +207,7 @@ def test_data_that_are_not_installed_or_damaged_say_what_to_install(
         find_file("b.csv")
 
 
-def test_weather_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_weather_data_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(
         SourceError, match=r"the weather of each whole hour from 2013-01-01 .*, not of all hours from 2014-01-01"
     ):

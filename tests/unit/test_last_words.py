@@ -44,7 +44,7 @@ STACK = 'Fatal Python error: Segmentation fault\n\nCurrent thread 0x00007f (most
     ],
     ids=["crash", "kill", "crash elsewhere", "without the setting"],
 )
-def test_what_spark_says_is_explained(told: str, says: str, stack: list[str]) -> None:
+def test_a_dead_python_worker_is_reported_with_its_phase_and_stack(told: str, says: str, stack: list[str]) -> None:
     with pytest.raises(WorkerDied) as raised, first_cause():
         raise RuntimeError(CRASHED + told + JAVA)
     assert str(raised.value).startswith(says)
@@ -52,11 +52,11 @@ def test_what_spark_says_is_explained(told: str, says: str, stack: list[str]) ->
     assert ("faulthandler.enabled=true" in str(raised.value)) == ("Consider" in told)
 
 
-def test_other_errors_are_no_death() -> None:
+def test_other_errors_are_not_reported_as_a_dead_worker() -> None:
     assert explain_death("java.io.EOFException\n\tat org.apache.spark") is None
 
 
-def test_the_file_holds_only_the_last_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_worker_file_holds_only_the_newest_phase(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The fault handler has the file open and writes on where the words end."""
     with (tmp_path / "worker").open("w") as file:
         monkeypatch.setattr(util, "_faulthandler_helper", SimpleNamespace(_log_file=file), raising=False)
@@ -72,7 +72,7 @@ def test_the_file_holds_only_the_last_words(tmp_path: Path, monkeypatch: pytest.
         assert (tmp_path / "worker").read_text() == ""
 
 
-def test_each_phase_of_an_interval_is_said() -> None:
+def test_each_phase_of_an_interval_is_reported() -> None:
     tester = PipelineTester(counting(parallelism=1), input_schema="user string, item string, amount long", every=DAY)
     tester.run([("ann", "fig", 1)])
     said: list[str] = []

@@ -106,7 +106,7 @@ class Clock:
         return {p for p in self.folder.paths("shared/") if p.endswith(".sst")}
 
 
-def test_files_stay_until_the_reading_is_over(tmp_path: Path) -> None:
+def test_files_of_a_leased_checkpoint_stay_until_the_read_ends(tmp_path: Path) -> None:
     made = Clock()
     made.commit()
     with holding(made.storage, 1, "a test"):
@@ -127,7 +127,7 @@ def test_files_stay_until_the_reading_is_over(tmp_path: Path) -> None:
     assert made.left() == {sst("a3")}
 
 
-def test_a_reader_of_one_checkpoint_reads_no_record_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_taking_a_lease_reads_only_the_newest_record(monkeypatch: pytest.MonkeyPatch) -> None:
     folder = Folder(MemoryStorage(), days=8)
     read: list[str] = []
     before = folder.storage.read
@@ -137,7 +137,7 @@ def test_a_reader_of_one_checkpoint_reads_no_record_of_another(monkeypatch: pyte
     assert [path for path in read if path.startswith(paths.CHECKPOINTS)] == [paths.record(8), paths.record(9)]
 
 
-def test_one_that_nobody_renews_ends_by_the_clock_of_the_storage() -> None:
+def test_a_lease_without_renewal_expires_by_the_clock_of_the_storage() -> None:
     made = Clock()
     made.commit()
     lease = take_lease(made.storage, 1, "killed", timedelta(seconds=100))
@@ -169,7 +169,7 @@ def test_a_lease_is_given_back_once_its_renewal_is_over(monkeypatch: pytest.Monk
     assert at_work and "cairn-lease" not in at_work
 
 
-def test_who_may_not_write_reads_without_one(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_reader_without_write_permission_reads_without_a_lease_and_warns(caplog: pytest.LogCaptureFixture) -> None:
     made = Clock()
     made.commit()
     refuses = FaultyStorage(made.storage, {0: Fault(error=PermissionRefused("read-only"), when="before")})
@@ -188,7 +188,7 @@ def test_who_may_not_write_reads_without_one(caplog: pytest.LogCaptureFixture) -
         raise CorruptFile("damaged")
 
 
-def test_an_export_that_takes_longer_than_retention(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_export_longer_than_retention_needs_a_lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pipeline = RealPipeline(tmp_path / "root", policy=KeepLast(1))
     pipeline.run(1, "a1", {"a": 1, "b": 1})
     real: Callable[..., Any] = exporting._export_shard
@@ -228,7 +228,7 @@ with holding(LocalStorage(Path(sys.argv[1])), 1, "a process", lasts=timedelta(se
 
 
 @pytest.mark.long("seconds", runs_in="ci")
-def test_a_reader_that_is_killed(tmp_path: Path) -> None:
+def test_the_lease_of_a_killed_reader_expires(tmp_path: Path) -> None:
     """Its lease is renewed while it lives, and ends after that."""
     pipeline = RealPipeline(tmp_path, policy=KeepLast(1))
     pipeline.run(1, "a1", {"a": 1})

@@ -28,7 +28,7 @@ PINNED = {
 
 
 @pytest.mark.parametrize("airflow", PINNED)
-def test_what_airflow_pins_is_allowed(airflow: str) -> None:
+def test_the_versions_that_airflow_pins_are_allowed_by_pyproject(airflow: str) -> None:
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
     listed = [*project["dependencies"], *(one for extra in project["optional-dependencies"].values() for one in extra)]
     asked = [Requirement(one) for one in listed]

@@ -43,7 +43,7 @@ def test_a_url_has_the_name_of_openlineages_own_client(url: str, naming: Any) ->
         *("postgres://me:SEC/RET@db/shop/orders", "s3a://KEY:SEC/RET@lake/a", "abfss://me:SECRET@box/a"),
     ],
 )
-def test_other_texts_name_no_dataset(text: str) -> None:
+def test_texts_that_are_no_dataset_url_give_no_dataset(text: str) -> None:
     assert dataset_of(text) is None
 
 
@@ -79,7 +79,7 @@ POSITIONS: list[tuple[dict[str, Any], list[tuple[str, str, str | None]]]] = [
 
 
 @pytest.mark.parametrize(("position", "expected"), POSITIONS)
-def test_inputs_are_the_urls_of_the_position(
+def test_lineage_inputs_are_the_urls_in_the_source_offset(
     position: dict[str, Any], expected: list[tuple[str, str, str | None]]
 ) -> None:
     assert [(one.namespace, one.name, one.version) for one in inputs_of(position)] == expected

@@ -114,7 +114,7 @@ def test_the_first_checkpoint_has_no_base_and_the_facets_schema_knows_its_fields
 @pytest.mark.skipif(
     find_spec("openlineage.client.dataset") is None, reason="this openlineage-python is older than the setting"
 )
-def test_the_setting_of_the_page_joins_the_folders_of_days(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_documented_setting_merges_day_folders_into_one_dataset(monkeypatch: pytest.MonkeyPatch) -> None:
     page = (REPOSITORY / "docs" / "airflow.md").read_text()
     ((name, value),) = re.findall(r"`(OPENLINEAGE__\w+)=(\w+)`", page)
     made = record(7, day(2), 6, source_position={"orders": [f"s3://lake/orders/2024-01-0{n}" for n in (1, 2)]})
@@ -202,7 +202,7 @@ def test_the_provider_gets_the_committed_interval(monkeypatch: pytest.MonkeyPatc
     assert event["run"]["facets"]["cairn_checkpoint"]["checkpoint"] == 7
 
 
-def test_a_failed_try_tells_only_what_it_did(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_lineage_of_a_failed_try_has_only_committed_results(monkeypatch: pytest.MonkeyPatch) -> None:
     def lost() -> Record:
         raise errors.BaseMoved("the base is gone")
 

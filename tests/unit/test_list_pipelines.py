@@ -88,7 +88,7 @@ def test_only_folders_with_a_log_are_pipelines(root: Path) -> None:
 
 
 @pytest.mark.long("half a second", runs_in="ci")
-def test_a_wrong_name_of_a_pipeline_gets_the_right_one(root: Path) -> None:
+def test_a_wrong_pipeline_name_gets_a_suggestion_of_a_similar_name(root: Path) -> None:
     key = ['{"key": "a"}', "--dry-run"]
     for command in (
         ["checkpoints"], ["status"], ["check"], ["key", "a"], ["diff", "1", "2"], ["export", "--folder", f"{root}/x"],
@@ -103,7 +103,7 @@ def test_a_wrong_name_of_a_pipeline_gets_the_right_one(root: Path) -> None:
 
 
 @pytest.mark.long("half a second", runs_in="ci")
-def test_a_wrong_name_of_a_state_gets_the_right_one(root: Path, tmp_path: Path) -> None:
+def test_a_wrong_state_name_gets_a_suggestion_of_a_similar_name(root: Path, tmp_path: Path) -> None:
     where = ["--root", str(root), "--pipeline", "fine", "--state", "valu"]
     for command in (["diff", "1", "2"], ["export", "--folder", str(tmp_path / "to")]):
         refused = cairn(*command, *where)
@@ -111,7 +111,7 @@ def test_a_wrong_name_of_a_state_gets_the_right_one(root: Path, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("typed", ["chek", "checkpoint", "exprt"])
-def test_a_wrong_command_gets_the_right_one(typed: str) -> None:
+def test_a_wrong_command_gets_a_suggestion(typed: str) -> None:
     assert "Did you mean" in cairn(typed).stderr
 
 

@@ -72,7 +72,7 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (":GOOD", ["write it as module:NAME"]),
     ],
 )
-def test_what_is_wrong_is_said_in_lines(modules: None, reference: str, lines: list[str]) -> None:
+def test_the_error_for_an_unloadable_pipeline_names_its_cause(modules: None, reference: str, lines: list[str]) -> None:
     with pytest.raises(UsageError) as error:
         load_pipeline(reference)
     text = str(error.value)
@@ -80,7 +80,7 @@ def test_what_is_wrong_is_said_in_lines(modules: None, reference: str, lines: li
     assert max(map(len, text.splitlines())) < 260
 
 
-def test_the_traceback_is_the_module_s_own(modules: None, tmp_path: Path) -> None:
+def test_the_traceback_of_a_failed_import_has_only_frames_of_the_user_module(modules: None, tmp_path: Path) -> None:
     """By the command line, as the driver has it: the frames of the user's module, none of the import."""
     result = CliRunner().invoke(
         app, ["run", "--code", "knows_no_name:P", "--root", str(tmp_path / "root"), "--every", "1h"]
@@ -92,7 +92,7 @@ def test_the_traceback_is_the_module_s_own(modules: None, tmp_path: Path) -> Non
     assert not (tmp_path / "root").exists()
 
 
-def test_a_task_and_its_pipeline_have_one_name(modules: None, tmp_path: Path) -> None:
+def test_a_task_whose_pipeline_name_differs_from_the_code_is_refused(modules: None, tmp_path: Path) -> None:
     """As Airflow's operator starts the driver: the answer is in the result."""
     where: dict[str, Any] = {"root": str(tmp_path), "code": "loads_well:GOOD", "pipeline": "better"}
     run = RunRef(run_id="r", clear_number=0, try_number=1)

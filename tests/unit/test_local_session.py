@@ -76,7 +76,7 @@ def test_a_frame_of_rows_keeps_its_types(tmp_path: Path) -> None:
         (lambda s, path: s.createDataFrame([("ann",)], "k map<string, int>"), "only Spark can sort"),
     ],
 )
-def test_all_else_needs_spark(tmp_path: Path, use: Any, says: str) -> None:
+def test_unsupported_reads_and_methods_raise_needs_spark(tmp_path: Path, use: Any, says: str) -> None:
     path = write(tmp_path, k=["ann"], n=[1])
     with pytest.raises(NeedsSpark) as raised:
         use(SESSION, path)
@@ -124,7 +124,7 @@ def test_a_key_column_of_another_type_is_refused(tmp_path: Path) -> None:
         ("a.json", '{"k": "\\ud800"}\n'),
     ],
 )
-def test_of_a_doubtful_text_file_spark_decides(tmp_path: Path, name: str, text: str) -> None:
+def test_an_ambiguous_text_file_needs_spark(tmp_path: Path, name: str, text: str) -> None:
     (tmp_path / name).write_bytes(text.encode(errors="surrogateescape"))
     reader = SESSION.read.schema("k string, n int").option("header", True)
     read = reader.csv if ".csv" in name else SESSION.read.schema("k string, n int").json

@@ -51,7 +51,7 @@ BUDGETS = {
 }
 
 
-def test_each_room_stays_within_its_budget() -> None:
+def test_each_package_stays_within_its_budget_of_lines_and_tokens() -> None:
     lines, tokens = mass()
     assert lines.keys() == BUDGETS.keys(), "a new room needs a budget"
     over = {

@@ -106,7 +106,7 @@ def test_merged_aggregates_equal_the_aggregate_of_all_rows(aggregate: Any, of: A
             assert found[name] == expected, name
 
 
-def test_dense_sketches_merge() -> None:
+def test_merged_dense_sketches_equal_the_sketch_of_all_rows() -> None:
     coarse = ApproxDistinct("v", relative_error=0.3)
     sets = [list(range(40)), [1], list(range(30, 90)), [], list(range(7))]
     sets[3] = [None]
@@ -115,7 +115,7 @@ def test_dense_sketches_merge() -> None:
     assert merged(coarse, parts, [0, 3, 4, 5])["sketch"] == whole["sketch"].to_pylist()
 
 
-def test_the_value_that_came_first_or_last_counts() -> None:
+def test_merged_first_and_last_go_by_the_order_of_arrival() -> None:
     parts = {"interval_ms": pa.array([9, 5, 5]), "number": pa.array([0, 3, 2])}
     values = pa.array(["a", "b", "c"])
     first = merged(First("v"), {"first": values, "seen": pa.array([True] * 3), **parts}, [0, 3])

@@ -17,7 +17,7 @@ def test_every_kind_of_error_is_raised_and_says_what_to_do_with_it() -> None:
     assert [name for name in CLASSES if not getattr(errors, name).__doc__] == []
 
 
-def test_no_line_is_a_paragraph() -> None:
+def test_no_line_of_a_message_is_longer_than_170_characters() -> None:
     """What is filled in comes on top. What goes on longer is what to do next, and has a line of its own."""
     long = {str(site): line for site in sites() for line in site.template.splitlines() if len(line) > 170}
     assert long == {}
@@ -29,7 +29,7 @@ def test_a_command_with_options_has_a_line_of_its_own() -> None:
     assert [str(site) for site in sites() if program.search(site.template)] == []
 
 
-def test_it_does_not_shout_or_end_in_the_middle() -> None:
+def test_messages_have_no_exclamation_mark_and_end_in_no_comma_or_colon() -> None:
     odd = [
         str(s)
         for s in sites()

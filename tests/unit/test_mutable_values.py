@@ -122,11 +122,11 @@ def test_a_copy_shares_no_memory(name: str) -> None:
     ],
     ids=repr,
 )
-def test_what_nothing_can_change_is_not_copied(value: Any) -> None:
+def test_immutable_values_are_not_copied(value: Any) -> None:
     assert copy_of(value) is value
 
 
-def test_rows_become_dicts_and_what_is_no_list_and_no_dict_is_told() -> None:
+def test_rows_become_dicts_and_values_of_unusual_types_are_collected() -> None:
     numbers, tagged, raw, others = [1], ([1],), bytearray(b"x"), list[Any]()
     row = Row(a=[numbers, 2.5], m={"x": [Row(b=raw), tagged]}, e=Level.HIGH)
     plain = without_rows(row, others)
@@ -221,7 +221,7 @@ def test_a_buffer_that_each_key_refills_is_in_its_row_as_the_key_left_it(make: A
     assert cells == [b"a\1", b"a\1", b"b\1", b"b\1", b"c\1", b"c\1"]
 
 
-def test_a_number_that_its_owner_counts_up() -> None:
+def test_an_output_number_keeps_its_value_at_the_time_of_the_yield() -> None:
     def on_rows(p: Any, key: Any, rows: Any) -> Iterator[Row]:
         counter = p.kept.setdefault("counter", Counter())
         counter.n = ord(key[0])
@@ -286,7 +286,7 @@ def test_the_cells_of_a_frame_go_out_as_they_were_when_it_was_yielded() -> None:
     assert found == [("a", [97], [97], b"a"), ("b", [97, 98], [98], b"b"), ("c", [97, 98, 99], [99], b"c")]
 
 
-def test_states_hold_what_they_were_given_and_give_copies() -> None:
+def test_states_store_and_return_copies_of_values() -> None:
     def on_rows(p: Any, key: Any, rows: Any) -> Iterator[Row]:
         numbers, raw = [1], bytearray(b"x")
 
@@ -313,7 +313,7 @@ def test_states_hold_what_they_were_given_and_give_copies() -> None:
     assert outputs(on_rows, "k string") == [("a",), ("b",), ("c",)]
 
 
-def test_a_timer_gets_the_key_whatever_the_key_s_last_timer_did_to_it() -> None:
+def test_a_timer_gets_the_unchanged_key_after_an_earlier_handler_mutated_it() -> None:
     def on_rows(p: Any, key: Any, rows: Any) -> Iterator[Row]:
         for before_ms in (2, 1):  # One key's timers fire one after the other: no other key has a time between them.
             p.handle.registerTimer(p.now_ms - before_ms - 10 * key[0][0])

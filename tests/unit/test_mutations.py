@@ -525,7 +525,7 @@ def test_a_damaged_checkpoint_is_found(mutation: Mutation, healthy: Checkpointed
 
 
 @pytest.mark.long("seconds", runs_in="ci")
-def test_rewriting_alone_changes_nothing(healthy: Checkpointed, tmp_path: Path) -> None:
+def test_an_undamaged_rewritten_checkpoint_passes_validation(healthy: Checkpointed, tmp_path: Path) -> None:
     """What mutations do besides their damage is no damage: a shard that is restored and written again passes."""
     for shard in range(PARALLELISM):
         for recount in (True, False):

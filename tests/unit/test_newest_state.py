@@ -66,7 +66,7 @@ def test_the_newest_state_is_the_valid_checkpoint_of_the_latest_interval(
     assert all(checkpoint_named(log, n) == n for n in log.retained)  # by its id, for whoever looks into it
 
 
-def test_an_answer_from_before_the_last_interval_says_so() -> None:
+def test_stale_checkpoints_after_the_newest_state_are_reported() -> None:
     log = log_of(*DAYS, OTHER)
     newest = newest_state(log)
     assert newest is not None
@@ -110,7 +110,7 @@ def test_no_commit_drops_the_newest_state(then: Callable[[Folder], Any]) -> None
     assert found is not None and (found.id == newest.id or found.interval == day(3))
 
 
-def test_the_newest_validated_state_is_no_matter_of_ids() -> None:
+def test_retention_keeps_the_validated_state_of_the_latest_interval() -> None:
     """An old day runs again, leaves the same state and is validated: the validated state of the latest day stays."""
     folder, wide = Folder(policy=KeepLast(1)), Folder(policy=KeepLast(9))
     folder.storage = wide.storage

@@ -119,7 +119,7 @@ def test_a_request_travels_as_json(kind: type[Any]) -> None:
     ],
     ids=["value", "type", "field of a newer release", "field of a call", "missing field"],
 )
-def test_a_driver_refuses_a_request_that_it_does_not_know(kind: type[Any], wrong: dict[str, Any], told: str) -> None:
+def test_a_driver_refuses_unknown_or_invalid_request_fields(kind: type[Any], wrong: dict[str, Any], told: str) -> None:
     with pytest.raises(UsageError) as refused:
         from_json(kind, json.dumps(wrong if kind is Call else {**WHERE, **wrong}))
     assert told in str(refused.value)
@@ -135,7 +135,7 @@ def test_a_driver_refuses_a_request_that_it_does_not_know(kind: type[Any], wrong
     ids=["field of a request", "field of a call", "command"],
 )
 @pytest.mark.parametrize("release", ["9.0.0", "0.0.1", RELEASE, None], ids=["newer", "older", "own", "unnamed"])
-def test_a_task_of_another_version_learns_both_versions(
+def test_a_driver_error_names_the_versions_of_task_and_driver_if_they_differ(
     command: str, request_has: dict[str, Any], call_has: dict[str, Any], told: str, release: str | None, tmp_path: Path
 ) -> None:
     """The driver answers before it opens Spark, so that the task fails for good, and names the field."""
@@ -231,7 +231,7 @@ ARGUMENTS: list[tuple[Callable[..., Any], Any, type[Any], Any, Any]] = [
 
 
 @pytest.mark.parametrize(("operator", "of_task", "kind", "of_request", "both"), ARGUMENTS)
-def test_an_argument_of_a_task_is_the_field_of_its_name(
+def test_each_operator_argument_fills_the_request_field_of_the_same_name(
     operator: Callable[..., Any], of_task: Any, kind: type[Any], of_request: Any, both: Any
 ) -> None:
     """A field without an argument has its default, though Airflow's ``BaseOperator`` has a method ``dry_run``."""

@@ -177,7 +177,7 @@ def test_a_token_and_configuration_reach_the_driver_by_its_stdin_only(
         ({"conn_type": "spark"}, "local[*]", None),
     ],
 )
-def test_connections_as_people_have_them(
+def test_each_usual_form_of_a_spark_connection_gives_its_url_and_token(
     monkeypatch: pytest.MonkeyPatch, parts: dict[str, Any], url: str, token: str | None
 ) -> None:
     connection(monkeypatch, **parts)
@@ -194,7 +194,7 @@ def test_connections_as_people_have_them(
         ({"conn_type": "spark", "host": "local[2]", "extra": {"conf": {"spark.a": None}}}, "spark.a is a NoneType"),
     ],
 )
-def test_a_spark_connection_that_cannot_be_meant_is_refused(
+def test_a_spark_connection_with_a_useless_password_or_malformed_conf_is_refused(
     monkeypatch: pytest.MonkeyPatch, parts: dict[str, Any], says: str
 ) -> None:
     connection(monkeypatch, **parts)
@@ -204,7 +204,7 @@ def test_a_spark_connection_that_cannot_be_meant_is_refused(
 
 @needs("form of a connection")
 @pytest.mark.long("seconds", runs_in="ci")
-def test_airflow_knows_the_connection_types_and_all_else_that_the_provider_brings() -> None:
+def test_airflow_finds_the_providers_connection_types_form_fields_links_and_plugins() -> None:
     """What `airflow providers list`, `airflow connections add` and the form in the UI ask. A type that nobody declares is stored as
     generic."""
     script = """
@@ -274,7 +274,7 @@ KEY = {"type": "service_account", "client_email": "me@project", "private_key": S
         },
     ],
 )
-def test_a_key_reaches_the_driver_by_a_file_of_its_own_and_nothing_else(
+def test_a_google_key_reaches_the_driver_only_by_a_private_file(
     fake: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, extra: dict[str, Any]
 ) -> None:
     """Not the log, the command line, the result, the templated fields; and nothing is left of it."""
@@ -310,7 +310,7 @@ def test_a_key_reaches_the_driver_by_a_file_of_its_own_and_nothing_else(
     assert "GOOGLE_APPLICATION_CREDENTIALS" not in os.environ
 
 
-def test_the_checkpoint_task_is_the_connection_while_it_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_connection_key_is_set_only_while_checkpoint_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     key = str(tmp_path / "key.json")
     extra = {"key_path": key}
     monkeypatch.setenv("AIRFLOW_CONN_MY_GOOGLE", json.dumps({"conn_type": "google_cloud_platform", "extra": extra}))
@@ -390,7 +390,7 @@ def test_the_role_of_an_amazon_connection_is_taken_with_its_keys(monkeypatch: py
         assert session.get_credentials().method == "assume-role"
 
 
-def test_a_profile_of_the_worker_and_a_connection_without_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_amazon_connection_without_keys_sets_at_most_profile_and_region(monkeypatch: pytest.MonkeyPatch) -> None:
     defaults = {"verify": None, "use_ssl": True}
     amazon(monkeypatch, extra={"profile_name": "state", "region_name": "eu-west-1", **defaults})
     wanted = {"AWS_PROFILE": "state", "AWS_DEFAULT_REGION": "eu-west-1", "AWS_REGION": "eu-west-1"}
@@ -454,7 +454,7 @@ NOT_OURS = {"verify": False, "use_ssl": True, "config_kwargs": {"a": 1}}
         ("ftp", {}, "has the type 'ftp'; storage_conn_id takes a connection of type google_cloud_platform or aws or"),
     ],
 )
-def test_a_connection_that_cannot_be_used_is_told_without_its_keys(
+def test_an_unusable_storage_connection_is_refused_without_its_keys_in_the_error(
     monkeypatch: pytest.MonkeyPatch, kind: str, fields: dict[str, Any], says: str
 ) -> None:
     monkeypatch.setenv("AIRFLOW_CONN_MINE", json.dumps({"conn_type": kind, **fields}))

@@ -108,7 +108,7 @@ def test_a_pipeline_beside_its_dag_is_found(
 
 
 @pytest.mark.long("half a second", runs_in="ci")
-def test_a_retry_tells_the_driver_of_the_earlier_try(fake: Callable[[str], Path]) -> None:
+def test_a_retry_passes_the_attempt_of_the_earlier_try_to_the_driver(fake: Callable[[str], Path]) -> None:
     """What the driver said when it began is kept for the next try, also if this one fails; it is no line of the log."""
 
     store = Store()
@@ -127,7 +127,7 @@ def test_a_retry_tells_the_driver_of_the_earlier_try(fake: Callable[[str], Path]
 
 
 @pytest.mark.parametrize("overlaps", [False, True])
-def test_commands_in_errors_repair_the_pipeline_in_its_dag(fake: Callable[[str], Path], overlaps: bool) -> None:
+def test_an_error_ends_with_the_repair_command_for_its_dag(fake: Callable[[str], Path], overlaps: bool) -> None:
     """The state backend knows the pipeline's name only; a person needs the DAG's. `cairn heal` replaces no other boundaries."""
     fake("error StaleStateError")
     operator = micro_batch(dag=DAG("daily", schedule=None))
@@ -142,7 +142,7 @@ def test_commands_in_errors_repair_the_pipeline_in_its_dag(fake: Callable[[str],
     assert str(caught.value) == f"StaleStateError: what went wrong\n{fill if overlaps else heal}"
 
 
-def test_lines_reach_the_log_whole(fake: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_driver_lines_reach_the_log_whole(fake: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
     fake("ok {}")
     lines: list[str] = []
     operator = micro_batch()
@@ -193,7 +193,7 @@ def test_a_drivers_failure_is_retried_or_final_by_its_kind(
     assert str(caught.value).startswith(message)
 
 
-def test_unknown_names_are_retried() -> None:
+def test_an_error_of_an_unknown_class_is_retried() -> None:
     assert not isinstance(failure("NoSuchClass", "m"), AirflowFailException)
     assert str(exit_failure(-250)).startswith("the Spark driver was killed (signal 250)")
 
@@ -283,11 +283,11 @@ def test_a_cron_text_has_data_intervals_whatever_airflow_is_set_to(
 
 
 @pytest.mark.parametrize("schedule", ["@once", None])
-def test_a_schedule_without_intervals_stays(schedule: str | None) -> None:
+def test_a_schedule_without_data_intervals_is_passed_on_unchanged(schedule: str | None) -> None:
     assert pipeline_dag(schedule=schedule).schedule == schedule
 
 
-def test_airflow_looks_into_every_dag_that_is_shown() -> None:
+def test_every_shipped_or_documented_dag_is_found_in_airflows_safe_mode() -> None:
     """Its safe mode skips a file that does not say both "dag" and "airflow", without a word."""
     root = Path(__file__).resolve().parents[2]
     shown = [file.read_text() for file in (root / "dags").glob("*.py")]
@@ -299,7 +299,7 @@ def test_airflow_looks_into_every_dag_that_is_shown() -> None:
         assert {"dag", "airflow"} <= set(re.findall("dag|airflow", code.lower())), code
 
 
-def test_a_permission_is_a_clear_yes() -> None:
+def test_a_permission_that_is_not_a_clear_boolean_is_refused() -> None:
     with pytest.raises(AirflowFailException, match="allow_gap is 'maybe'"):
         run(micro_batch(permissions={"allow_gap": "maybe"}))
 
@@ -316,7 +316,7 @@ def sigterm_as_airflow_does() -> Iterator[Callable[[Any], None]]:
 
 @pytest.mark.parametrize("manner", ["obedient", "stubborn"])
 @pytest.mark.long("seconds", runs_in="ci")
-def test_sigterm_stops_the_whole_group(
+def test_sigterm_stops_the_whole_process_group_of_the_driver(
     fake: Callable[[str], Path], sigterm_as_airflow_does: Callable[[Any], None], manner: str
 ) -> None:
     folder = fake(f"hang {manner}")
@@ -370,7 +370,7 @@ def test_the_task_stops_its_driver_when_its_supervisor_is_gone(fake: Callable[[s
 
 
 @pytest.mark.long("seconds", runs_in="ci")
-def test_a_driver_whose_children_hold_the_pipe_ends(fake: Callable[[str], Path], tmp_path: Path) -> None:
+def test_a_task_ends_with_its_driver_though_a_child_holds_the_pipe(fake: Callable[[str], Path], tmp_path: Path) -> None:
     fake("ok {}")
     driver = tmp_path / "fake_driver.py"
     driver.write_text("import subprocess; child = subprocess.Popen(['sleep', '100'])\n" + driver.read_text())
@@ -382,7 +382,7 @@ def test_a_driver_whose_children_hold_the_pipe_ends(fake: Callable[[str], Path],
 # --- the wiring -----------------------------------------------------------------------------------------------------------
 
 
-def test_pipeline_wires_everything() -> None:
+def test_stateful_pipeline_wires_process_checkpoint_validate_savepoint_and_sweep() -> None:
     dag = pipeline_dag(
         validate={"docs": "/d"},
         savepoint={"folder": "file:///s/", "format": "canonical"},
@@ -408,7 +408,7 @@ def test_a_savepoint_without_a_folder_is_refused_at_parse_time(savepoint: dict[s
         pipeline_dag(savepoint=savepoint)
 
 
-def test_a_checkpoint_task_without_a_process_task_is_told_the_pipeline() -> None:
+def test_a_checkpoint_task_without_a_process_task_needs_pipeline_and_root() -> None:
     with pytest.raises(ValueError, match=r'pass attempt=process.output\["attempt"\]'):
         CommitCheckpointOperator(task_id="checkpoint", attempt="a1")
 
@@ -509,7 +509,7 @@ def test_a_dag_without_a_schedule_is_refused(
 @pytest.mark.parametrize(
     "more", [{"max_active_tis_per_dag": 1}, {"depends_on_past": True}, {"wait_for_downstream": True}]
 )
-def test_what_would_keep_the_run_before_from_starting_is_refused(more: dict[str, Any]) -> None:
+def test_task_settings_that_block_the_previous_run_are_refused(more: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="depends_on_past and max_active_tis_per_dag"):
         micro_batch(**more)
 
@@ -536,7 +536,7 @@ def test_an_unknown_mode_is_refused_at_parse_time_and_a_template_is_rendered(mak
     assert task.mode == "full"
 
 
-def test_pipeline_without_validation_and_savepoints() -> None:
+def test_a_dag_without_validation_and_savepoints_has_only_process_and_checkpoint() -> None:
     dag = pipeline_dag(storage_conn_id="g", process={"retries": 9})
     assert {task.storage_conn_id for task in dag.tasks} == {"g"}
     assert {task.task_id for task in dag.tasks} == {"process", "checkpoint"}

@@ -124,7 +124,7 @@ JOINED: list[tuple[Columns, Columns, Columns, list[dict[str, Any]], list[dict[st
 
 @pytest.mark.parametrize(("earlier", "later", "table", "rows", "expected"), JOINED)
 @pytest.mark.parametrize("start", [0, 1])
-def test_a_table_has_all_columns_and_all_values(
+def test_joining_two_output_schemas_keeps_all_columns_and_values(
     earlier: Columns, later: Columns, table: Columns, rows: list[Any], expected: list[Any], start: int
 ) -> None:
     old, new = (recorded_schema(schema(columns)) for columns in (earlier, later))
@@ -152,7 +152,7 @@ CLASHES: list[tuple[Columns, Columns, str]] = [
 
 
 @pytest.mark.parametrize(("before", "after", "says"), CLASHES)
-def test_types_that_no_column_holds_are_refused(before: Columns, after: Columns, says: str) -> None:
+def test_an_output_type_that_clashes_with_current_output_is_refused(before: Columns, after: Columns, says: str) -> None:
     """Until no current output has the other type: then its schema does not count any more."""
     folder = Folder()
     files = (output(None),)
@@ -180,7 +180,7 @@ def test_files_that_are_read_decide_the_type_of_a_column_whose_recorded_types_cl
     assert str(table_schema([number, text], [text])) == "struct<a: string, b: date>"
 
 
-def test_what_is_recorded_is_what_files_have() -> None:
+def test_the_recorded_schema_has_the_same_arrow_types_as_the_declared_schema() -> None:
     declared = schema({"i": "interval day to second", "v": "variant", "t": "timestamp", "s": schema({"x!": "byte"})})
     declared["fields"].append(
         field("c", "string") | {"metadata": {"__COLLATIONS": {"c": "icu.UNICODE"}, "comment": "sorted"}}
@@ -270,7 +270,7 @@ def test_no_order_of_commits_loses_a_column(tmp_path: Path, late: bool) -> None:
     assert {*beyond.names} == {"a", "c"}
 
 
-def test_a_fork_begins_anew(tmp_path: Path) -> None:
+def test_a_fork_starts_without_recorded_output_schemas(tmp_path: Path) -> None:
     """The way out that a refusal names."""
     made, other = Outputs(tmp_path), Folder(LocalStorage(tmp_path / "other"))
     made.run(day(1), "d1", A, {"a": 1})
@@ -278,7 +278,7 @@ def test_a_fork_begins_anew(tmp_path: Path) -> None:
     assert recorded_schemas(other.coordinator.log()) == ()
 
 
-def test_comments_make_no_schema() -> None:
+def test_a_new_column_comment_records_no_new_output_schema() -> None:
     folder = Folder()
     commented = schema(A)
     commented["fields"][0]["metadata"] = {"comment": "a"}
@@ -287,7 +287,7 @@ def test_comments_make_no_schema() -> None:
     assert recorded_schemas(folder.coordinator.log()) == (schema(A),)
 
 
-def test_a_query_that_a_new_schema_overtakes_is_asked_again(tmp_path: Path) -> None:
+def test_a_query_is_refused_if_a_commit_changes_the_schema_before_the_read(tmp_path: Path) -> None:
     made = Outputs(tmp_path)
     made.run(day(1), "d1", A, {"a": 1})
     source = KeyedOutput({"root": str(tmp_path), "pipeline": PIPELINE})
@@ -297,7 +297,7 @@ def test_a_query_that_a_new_schema_overtakes_is_asked_again(tmp_path: Path) -> N
         source.reader(told)
 
 
-def test_a_query_may_name_the_checkpoints_that_it_expects(tmp_path: Path) -> None:
+def test_a_query_is_refused_if_its_expected_checkpoints_are_not_current(tmp_path: Path) -> None:
     """So the position of a chain's second pipeline is that of the rows that it read."""
     made = Outputs(tmp_path)
     made.run(day(1), "d1", A, {"a": 1})
@@ -323,7 +323,7 @@ def test_a_file_with_other_rows_than_recorded_is_refused(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_files_without_a_recorded_schema_are_asked_for_it(tmp_path: Path, late: bool) -> None:
+def test_a_schema_that_no_record_has_is_read_from_the_output_files(tmp_path: Path, late: bool) -> None:
     made, options = Outputs(tmp_path), {"late": str(late)}
     made.run(day(1), "d1", A, {"a": 1}, late=late, recorded=False, digest=5)
     made.run(day(2), "d2", {"b!": "string", "a!": "long"}, {"b": "x", "a": 2}, late=late, recorded=False)
@@ -345,7 +345,7 @@ def test_files_without_a_recorded_schema_are_asked_for_it(tmp_path: Path, late: 
 
 
 @pytest.mark.parametrize("recorded", [False, True])
-def test_rows_that_do_not_fit_are_named_and_read_apart(tmp_path: Path, recorded: bool) -> None:
+def test_late_files_with_clashing_types_are_named_and_read_by_interval(tmp_path: Path, recorded: bool) -> None:
     """No schema declares the columns of late rows, so nothing refuses them."""
     made = Outputs(tmp_path)
     made.run(day(1), "d1", {"a": "string"}, {"a": "x"}, late=True, recorded=recorded)
@@ -364,12 +364,12 @@ def test_rows_that_do_not_fit_are_named_and_read_apart(tmp_path: Path, recorded:
     assert made.read(late="true", end=day(1).end.isoformat()) == [{"a": "x"}]
 
 
-def test_a_version_that_is_not_recorded_is_refused() -> None:
+def test_an_output_schema_version_that_is_not_recorded_is_refused() -> None:
     with pytest.raises(CorruptRecord, match="output schema 3, but the pipeline has only 1"):
         schema_of(output(3), (schema(A),))
 
 
-def test_what_replaces_output_of_another_cut_may_have_other_columns(tmp_path: Path) -> None:
+def test_output_that_replaces_overlapping_intervals_may_have_other_columns(tmp_path: Path) -> None:
     made = Outputs(tmp_path)
     made.run(day(1), "d1", A, {"a": 1})
     both = Interval(day(1).start, day(2).end)
@@ -398,7 +398,7 @@ def test_a_type_that_an_older_spark_lacks_is_refused_by_name(
             read(given)
 
 
-def test_spark_reads_what_is_told(tmp_path: Path) -> None:
+def test_the_reader_reports_the_recorded_schema_to_spark(tmp_path: Path) -> None:
     made = Outputs(tmp_path)
     made.run(day(1), "d1", {"a!": "integer", "t": "timestamp"}, {"a": 1, "t": None})
     told = KeyedOutput({"root": str(tmp_path), "pipeline": PIPELINE}).schema()

@@ -83,7 +83,7 @@ def test_the_newest_result_of_overlapping_intervals_is_current(
 
 
 @pytest.mark.long("half a second", runs_in="ci")
-def test_many_cuts_fold_as_one_by_one() -> None:
+def test_current_outputs_of_random_overlapping_intervals_match_a_full_scan() -> None:
     """The fold looks only near the interval; this looks everywhere."""
     source = random.Random(7)
     for _ in range(200):
@@ -104,7 +104,7 @@ def test_many_cuts_fold_as_one_by_one() -> None:
             assert overlapping_outputs(log, probe) == found
 
 
-def test_an_interval_and_its_halves_are_not_all_committed() -> None:
+def test_half_of_a_committed_interval_is_refused_without_replace_overlapping() -> None:
     """Three checkpoints, and one read gave every row twice."""
     folder = days_of(1)
     with pytest.raises(UsageError, match="output of intervals with other boundaries overlaps this interval") as refused:
@@ -115,7 +115,7 @@ def test_an_interval_and_its_halves_are_not_all_committed() -> None:
 
 
 @pytest.mark.long("half a second", runs_in="ci")
-def test_a_backfill_of_the_past_with_the_new_cut() -> None:
+def test_an_hourly_backfill_with_replace_overlapping_replaces_a_committed_day() -> None:
     """Each hour says that it replaces. The first one takes the day away; hours that have not run yet are missing until they do."""
     folder = days_of(3)
     with pytest.raises(UsageError, match="replace_overlapping"):
@@ -128,7 +128,7 @@ def test_a_backfill_of_the_past_with_the_new_cut() -> None:
 
 
 @pytest.mark.long("half a second", runs_in="ci")
-def test_from_hourly_to_daily() -> None:
+def test_a_day_replaces_its_committed_hours_only_with_replace_overlapping() -> None:
     folder = days_of(1, policy=KeepLast(100))
     for n, h in enumerate(hours(2)):
         folder.run(h, f"h{n}")
@@ -138,7 +138,7 @@ def test_from_hourly_to_daily() -> None:
     assert current(folder) == [day(1), day(2)]
 
 
-def test_who_goes_on_before_the_rest_was_run_is_told_what_is_left() -> None:
+def test_the_next_day_is_refused_until_both_halves_of_a_replaced_day_have_run() -> None:
     folder = days_of(2)
     folder.run(halves(2)[0], "am", permissions=REPLACE)
     with pytest.raises(StaleStateError) as refused:
@@ -150,7 +150,7 @@ def test_who_goes_on_before_the_rest_was_run_is_told_what_is_left() -> None:
 
 
 @pytest.mark.parametrize(("at", "length"), [((2024, 3, 10), 23), ((2024, 11, 3), 25)])
-def test_days_on_which_clocks_change(at: tuple[int, int, int], length: int) -> None:
+def test_local_days_on_which_clocks_change_do_not_overlap(at: tuple[int, int, int], length: int) -> None:
     """Local days of 23 and 25 hours touch and do not overlap. A day of UTC among them does."""
     midnights = [datetime(*at, tzinfo=NEW_YORK) + n * DAY for n in (-1, 0, 1, 2)]  # wall time
     local = [Interval(a, b) for a, b in pairwise(midnights)]
@@ -162,7 +162,7 @@ def test_days_on_which_clocks_change(at: tuple[int, int, int], length: int) -> N
 
 
 @pytest.mark.parametrize("hours_to_the_next_midnight", [5, 19])
-def test_another_time_zone_of_the_schedule(hours_to_the_next_midnight: int) -> None:
+def test_days_of_a_new_time_zone_follow_only_after_the_gap_has_run(hours_to_the_next_midnight: int) -> None:
     """West and east of the old one: the days begin elsewhere. Once the hours between were run, the new days follow."""
     folder = days_of(3)
     midnight = day(4).start + hours_to_the_next_midnight * HOUR
@@ -175,7 +175,7 @@ def test_another_time_zone_of_the_schedule(hours_to_the_next_midnight: int) -> N
     assert len(current(folder)) == 5
 
 
-def test_a_rewind_leaves_output_and_the_way_it_was_cut() -> None:
+def test_a_rewind_keeps_current_output_and_its_interval_boundaries() -> None:
     folder = days_of(3)
     rewind(folder.coordinator.at, 1, run=run("back"), attempt="back")
     assert current(folder) == [day(1), day(2), day(3)]
@@ -185,7 +185,7 @@ def test_a_rewind_leaves_output_and_the_way_it_was_cut() -> None:
     assert current(folder) == [day(1), halves(2)[0], day(3)]
 
 
-def test_sound_before_asks_for_state_only() -> None:
+def test_the_last_intact_checkpoint_is_found_despite_overlapping_output() -> None:
     folder = days_of(3)
     damaged = content(halves(3)[1], "x")
     sound = VerifiedCheckpoint(id=2, entries=0, findings=())
@@ -194,7 +194,7 @@ def test_sound_before_asks_for_state_only() -> None:
     assert found is not None and found.id == 2
 
 
-def test_verify_tells_of_overlapping_output_from_before() -> None:
+def test_verify_reports_overlapping_output_of_earlier_releases() -> None:
     folder = days_of(2)
     assert not [f for f in verify.verify_pipeline(folder.storage).findings if "overlap" in f]
     with mock.patch.object(lineage, "overlapping_outputs", lambda log, interval: []):
@@ -218,7 +218,7 @@ def test_files_that_were_replaced_go_with_their_checkpoint_and_marks_with_the_sw
     assert folder.coordinator.publish(None) == []
 
 
-def test_a_sink_is_told_that_an_interval_has_no_output_any_more() -> None:
+def test_the_sink_is_called_without_files_for_an_interval_whose_output_was_replaced() -> None:
     folder = days_of(2)
     calls: list[tuple[list[str], Interval, int]] = []
     pipeline = bare_pipeline(name="counting", sink=lambda spark, files, interval, n: calls.append((files, interval, n)))

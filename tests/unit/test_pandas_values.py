@@ -180,7 +180,7 @@ FAR, NEAR = datetime(9999, 12, 31, 23, tzinfo=UTC), datetime(2024, 1, 1, tzinfo=
 
 @pytest.mark.parametrize("far", [FAR, datetime(1, 1, 1, tzinfo=UTC)])
 @pytest.mark.parametrize("kind", ["timestamp", "timestamp_ntz"])
-def test_a_time_that_pandas_can_not_hold_is_named(kind: str, far: datetime) -> None:
+def test_a_timestamp_outside_the_range_of_pandas_is_refused_and_named(kind: str, far: datetime) -> None:
     """The error names pipeline, column, value, key and interval, and says what to do. The row form accepts the time."""
     strip = (lambda at: at) if kind == "timestamp" else (lambda at: at.replace(tzinfo=None))
     rows = [("a", strip(NEAR)), ("b", strip(NEAR)), ("b", strip(far))]
@@ -200,7 +200,7 @@ def test_a_time_that_pandas_can_not_hold_is_named(kind: str, far: datetime) -> N
     assert len(run(Rows, rows, *schemas, api="row")) == 3
 
 
-def test_a_time_that_python_can_not_hold_in_the_zone_is_named() -> None:
+def test_a_timestamp_outside_the_range_of_python_in_its_time_zone_is_refused() -> None:
     says = r"pipeline 'p': input column 'v', .*, interval .*: Python holds the years 1 to 9999 only, in the time zone 'Asia/Tokyo'\nUse the Arrow form"
     rows, schema = [("a", NEAR), ("a", FAR)], "k string, v timestamp"
     with pytest.raises(ProcessorError, match=says):

@@ -41,17 +41,17 @@ def test_a_root_is_refused_by_the_dag_if_and_only_if_the_storage_refuses_it(root
 
 
 @pytest.mark.parametrize("pipeline", ["pipelines.clicks", "pipelines/clicks.py:CLICKS", ":CLICKS", "clicks:", ""])
-def test_a_pipeline_is_a_module_and_a_name(pipeline: str) -> None:
+def test_a_pipeline_that_is_not_written_as_module_and_name_is_refused(pipeline: str) -> None:
     with pytest.raises(ValueError, match=r"is not module:NAME, as in pipelines\.clicks:CLICKS"):
         check_code_and_root("d", pipeline, "gs://bucket/state")
 
 
-def test_templates_are_for_the_task() -> None:
+def test_templates_in_code_and_root_are_accepted_at_parse_time() -> None:
     check_code_and_root("d", "{{ params.pipeline }}", "{{ var.value.root }}/state")
 
 
 @pytest.mark.parametrize("root", ["file:///r", "data"])
-def test_every_factory_looks(root: str) -> None:
+def test_every_dag_factory_refuses_an_invalid_root(root: str) -> None:
     def make(factory: int) -> None:
         if factory == 0:
             stateful_pipeline("d", "m:P", root, schedule="@daily", start_date=datetime(2024, 1, 1, tzinfo=UTC))

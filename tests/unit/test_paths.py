@@ -32,7 +32,7 @@ def test_record_paths_sort_by_id(some: list[int]) -> None:
 @pytest.mark.parametrize(
     "path", ["", "checkpoints/1.json", "checkpoints/x.json", "shared/a/0-0-0.sst", "checkpoints/" + "1" * 21 + ".json"]
 )
-def test_what_is_no_record_has_no_id(path: str) -> None:
+def test_a_path_that_is_no_record_path_has_no_checkpoint_id(path: str) -> None:
     assert paths.record_id(path) is None
 
 
@@ -59,7 +59,7 @@ def test_what_is_no_record_has_no_id(path: str) -> None:
         (paths.lease(1, 900, "0" * 36), "lease"),
     ],
 )
-def test_every_file_has_a_kind_and_what_lies_beside_it_has_none(path: str, kind: str) -> None:
+def test_every_storage_path_has_a_kind_and_stray_files_have_none(path: str, kind: str) -> None:
     assert paths.kind_of(path) == kind
     folder, slash, name = path.rpartition("/")
     for stray in (f"{path}.bak", f"{path}/{name}", f"{folder}{slash}.nfs0001", f"{folder}{slash}.{name}", f"x/{path}"):
@@ -69,7 +69,7 @@ def test_every_file_has_a_kind_and_what_lies_beside_it_has_none(path: str, kind:
         assert paths.marked_id(stray) is None, stray
 
 
-def test_every_path_of_an_attempt_names_it() -> None:
+def test_every_path_of_an_attempt_contains_its_attempt_id() -> None:
     made = [
         paths.shared("a-1", 3, 7, 2, "sst"),
         paths.prepared("a-1"),

@@ -20,7 +20,7 @@ from state_backend.values.human_units import in_words
         ({"spark": 2_000_000}, 1_500_000, "1.50 s: spark 2.00"),  # another clock's
     ],
 )
-def test_a_line_adds_up(phases_us: dict[str, int], wall_us: int, says: str) -> None:
+def test_the_line_of_phases_shows_a_large_rest_as_other(phases_us: dict[str, int], wall_us: int, says: str) -> None:
     assert in_words(phases_us, wall_us) == says
 
 

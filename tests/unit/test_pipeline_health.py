@@ -107,12 +107,12 @@ def facts(until: int = 9, schedule: DagSchedule | None = None, now: datetime = N
         (facts(9, plan(waiting={"r"}), unvalidated=(2, 7)), "good", ["on time", "waiting", "2 not validated"]),
     ],
 )
-def test_what_there_is_to_say(known: Facts, tone: str, said: list[str]) -> None:
+def test_health_findings_follow_from_log_schedule_and_runs(known: Facts, tone: str, said: list[str]) -> None:
     found = findings(known)
     assert ([one.text for one in found], found[0].tone) == (said, tone)
 
 
-def test_a_failing_task_is_told_in_words() -> None:
+def test_a_failing_task_is_described_with_try_interval_and_age() -> None:
     failing = findings(facts(9, plan(running=1), failing=[FAILING, FAILING]))[0]
     assert failing.title == (
         f"try 3 of 4 of task process of {day(7)} failed 40 s ago, and 1 other task failed. Airflow tries again."
@@ -154,7 +154,7 @@ def test_a_failing_task_is_told_in_words() -> None:
         (8, [], [], plan(asked_end=day(8).end, next_due=day(9).end), ("missing", 9), 9, {"missing": 1}),
     ],
 )
-def test_since_when_and_up_to_which_interval_a_pipeline_is_broken(
+def test_a_pipeline_is_broken_from_its_first_to_its_last_bad_interval(
     until: int, unusable: Any, runs: Any, schedule: Any, first: Any, last: int, counts: dict[str, int]
 ) -> None:
     found = broken(facts(until, schedule, unusable=unusable, runs=runs))
@@ -342,14 +342,14 @@ def session() -> Iterator[Session]:
 
 
 @pytest.mark.parametrize("seed", range(at_tier(fast=3, ci=10, all=200)))
-def test_the_pages_agree_with_an_oracle_over_airflows_database(session: Session, seed: int) -> None:
+def test_health_in_random_histories_agrees_with_an_oracle(session: Session, seed: int) -> None:
     history = History(random.Random(seed), session)
     for _ in range(40):
         history.happen()
         history.check()
 
 
-def test_airflow_has_asked_for_nothing_without_a_schedule() -> None:
+def test_no_interval_is_due_without_a_schedule() -> None:
     assert asked_until(None, NOW) is None and due_intervals(log_in_memory({}), day(1), None, NOW) == []
     assert due_intervals(log_in_memory({}), None, plan(), NOW) == []
     assert due_intervals(log_in_memory({}), Interval(day(7).start, day(7).end), plan(), NOW) == [day(8), day(9)]

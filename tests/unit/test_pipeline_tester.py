@@ -206,7 +206,7 @@ class LastSeenInFrames(LastSeen):
 @pytest.mark.parametrize("zone", ["Europe/Vienna", "UTC"])
 @pytest.mark.parametrize("own", [True, False], ids=["the pipeline's zone", "the session's"])
 @pytest.mark.parametrize("processor", [LastSeen, LastSeenInFrames])
-def test_what_state_gave_is_the_same_instant_in_the_output(zone: str, own: bool, processor: Any) -> None:
+def test_a_timestamp_from_state_is_the_same_instant_in_the_output(zone: str, own: bool, processor: Any) -> None:
     """Rows: also in both of the hours that clocks repeat."""
     deep = ", deep struct<of: array<timestamp>, by: map<string, timestamp>, pairs: map<timestamp, int>>"
     pipeline = replace(
@@ -227,7 +227,7 @@ def test_what_state_gave_is_the_same_instant_in_the_output(zone: str, own: bool,
         assert tester.state("last")[0]["at"] == at
 
 
-def test_expiries_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_state_rows_show_their_ttl_expiry_and_are_removed_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """The processor runs in this process, so that what a test patches counts."""
     monkeypatch.setattr(f"{__name__}.TTL", True)
     tester = visiting()
@@ -238,7 +238,7 @@ def test_expiries_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert tester.state("count") == []
 
 
-def test_late_rows_and_the_watermark() -> None:
+def test_rows_behind_the_watermark_are_returned_as_late() -> None:
     tester = visiting(EVENT)
     first = tester.run([("ann", 1, START - 9 * HOUR)])
     assert (first.late, first.clock.watermark) == ([], START + HOUR)
@@ -251,7 +251,7 @@ def test_late_rows_and_the_watermark() -> None:
 
 
 @pytest.mark.long("half a second", runs_in="ci")
-def test_what_is_rescaled_restarted_or_lost_changes_nothing(tmp_path: Path) -> None:
+def test_rescale_restart_and_a_lost_attempt_do_not_change_the_state(tmp_path: Path) -> None:
     rows = [(f"user{n % 7}", n, None) for n in range(30)]
     straight, disturbed = visiting(), visiting(root=str(tmp_path))
     for _ in range(3):
@@ -315,7 +315,7 @@ def test_initial_state_is_given_as_rows() -> None:
         visiting(starting, initial_state=[])
 
 
-def test_errors_are_the_pipelines_own() -> None:
+def test_the_tester_raises_the_errors_of_a_real_run() -> None:
     tester = visiting()
     with pytest.raises(
         ProcessorError, match=r"handleInputRows, key .'ann',., interval .*ValueError: minus one"
@@ -369,7 +369,7 @@ def test_a_deploy_keeps_the_state(mode: Any, caplog: pytest.LogCaptureFixture) -
         ("user string, tags array<struct<a: map<int,int>>>", "only Spark can sort values of type map<int,int>"),
     ],
 )
-def test_what_only_spark_puts_in_order_is_refused(schema: str, named: str) -> None:
+def test_map_columns_that_only_spark_can_sort_are_refused(schema: str, named: str) -> None:
     with pytest.raises(UsageError, match=named):
         PipelineTester(VISITS, input_schema=schema)
 
@@ -390,13 +390,13 @@ def test_what_only_spark_puts_in_order_is_refused(schema: str, named: str) -> No
         ("ann", "row 0 is a str; expected a dict, a tuple or a Row"),
     ],
 )
-def test_rows_that_do_not_fit_are_named(row: Any, why: str) -> None:
+def test_an_input_row_that_does_not_fit_the_schema_is_refused_and_named(row: Any, why: str) -> None:
     with pytest.raises(UsageError) as found:
         visiting().run([row])
     assert why in str(found.value)
 
 
-def test_nested_values_and_not_null() -> None:
+def test_nested_values_and_not_null_columns_are_checked_against_the_schema() -> None:
     schema = "user string NOT NULL, n int, at timestamp, more struct<a: array<timestamp_ntz>, b: decimal(5,2)>"
     tester = PipelineTester(VISITS, input_schema=schema)
     tester.run([("ann", 1, None, {"a": [datetime(2024, 1, 1), None]}), ("ann", 1, None, (None, Decimal("1.50")))])
@@ -410,7 +410,7 @@ def test_nested_values_and_not_null() -> None:
             tester.run([row])
 
 
-def test_the_sink_is_called_if_it_is_wanted() -> None:
+def test_the_sink_is_called_only_with_call_sink() -> None:
     called: list[Any] = []
 
     def sink(spark: Any, files: list[str], interval: Interval, checkpoint: int) -> None:
@@ -424,7 +424,7 @@ def test_the_sink_is_called_if_it_is_wanted() -> None:
     assert called == [(None, 1, found.interval, found.record.id)]
 
 
-def test_memory_is_given_back() -> None:
+def test_the_memory_storage_of_a_tester_is_freed_with_the_tester() -> None:
     tester = visiting()
     tester.run([("ann", 1, None)])
     root = tester.root
@@ -433,7 +433,7 @@ def test_memory_is_given_back() -> None:
     assert next(open_storage(root).list(""), None) is None
 
 
-def test_output_files_are_those_that_count_now(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_output_files_lists_only_the_files_of_current_results(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     tester = visiting(EVENT, root=f"file://{tmp_path}")
     first = tester.run([("ann", 1, START + HOUR / 2)])
     tester.run([("ann", 1, START), ("bob", 1, START + 3 * HOUR / 2)])
@@ -558,7 +558,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("behaviour", "message"), BAD, ids=range(len(BAD)))
-def test_a_processor_that_breaks_the_contract_is_told_what_to_do(behaviour: dict[str, Any], message: str) -> None:
+def test_an_arrow_processor_that_breaks_its_contract_is_refused(behaviour: dict[str, Any], message: str) -> None:
     bad = type("Bad", (Silent,), {"__module__": __name__, **behaviour})
     output = "user string, rows long not null, first boolean"
     with pytest.raises((UsageError, UserCodeError), match=f"(?s){message}"):
@@ -599,7 +599,7 @@ def one_by_one(batches: Callable[[InputBatches], Iterator[pa.RecordBatch]]) -> C
     return lambda self: (batch[at : at + 1] for batch in batches(self) for at in range(batch.num_rows))
 
 
-def test_a_schema_that_is_none_is_named() -> None:
+def test_an_invalid_input_schema_is_refused_and_named() -> None:
     with pytest.raises(UsageError, match="PipelineTester: input_schema is not a schema: 'user strin'"):
         PipelineTester(VISITS, input_schema="user strin")
 
@@ -646,7 +646,7 @@ def test_expectations_are_tried_on_each_kind_of_state() -> None:
 
 
 @pytest.mark.long("seconds: it imports Great Expectations", runs_in="ci")
-def test_expectations_that_can_not_be_tried_are_named() -> None:
+def test_an_expectation_that_can_not_run_in_the_tester_is_refused_with_the_reason() -> None:
     import great_expectations.expectations as gxe
 
     tester = forgetting()
@@ -672,7 +672,7 @@ class RenamedVisits(FrameVisits):
         self._count = handle.getValueState("count", "visits long")
 
 
-def test_a_field_that_is_gone_is_declared(tmp_path: Path) -> None:
+def test_a_removed_state_field_is_refused_unless_declared_renamed_or_dropped(tmp_path: Path) -> None:
     """As in every run: nothing is computed or written before."""
 
     def tester(**changes: Any) -> PipelineTester:
@@ -713,7 +713,7 @@ def test_wrong_declarations_of_fields_are_refused(changes: dict[str, Any], says:
 
 
 @pytest.mark.parametrize("changes", [{"dropped": ["aggregates.rows_n"]}, {"renamed": {"aggregates.rows_n": "n"}}])
-def test_fields_of_ready_made_processors_follow_their_settings(changes: dict[str, Any]) -> None:
+def test_dropped_and_renamed_are_refused_for_ready_made_processors(changes: dict[str, Any]) -> None:
     pipeline = replace(VISITS, processor=ColumnVisits, output_schema=None, **changes)
     with pytest.raises(
         UsageError, match="ColumnVisits follow its settings and its input: leave dropped and renamed out"

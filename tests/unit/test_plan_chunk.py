@@ -70,7 +70,7 @@ def chunk(planned: int, **changes: Any) -> Chunk:
         (chunk(1, seconds=0.0), 2, 2),
     ],
 )
-def test_the_size_of_the_next_chunk(last: Chunk | None, parallelism: int, size: int) -> None:
+def test_the_next_chunk_doubles_at_most_and_obeys_all_limits(last: Chunk | None, parallelism: int, size: int) -> None:
     assert next_size(last, LIMITS, parallelism) == size
 
 
@@ -106,12 +106,12 @@ def result(spoilt: str | None = None, run: RunRef = OTHERS) -> Result:
         ({1: result()}, "none", 1),
     ],
 )
-def test_a_chunk_spans_what_is_surely_computed(there: dict[int, Result], reprocess: Any, count: int) -> None:
+def test_a_chunk_has_only_intervals_that_must_be_computed(there: dict[int, Result], reprocess: Any, count: int) -> None:
     intervals = [day(n) for n in range(4)]
     assert surely_computed(intervals, {day(n): one for n, one in there.items()}, reprocess, OURS) == count
 
 
-def test_what_is_computed_one_by_one() -> None:
+def test_changelog_mode_own_output_and_back_reads_exclude_chunks() -> None:
     plain = counting()
     of_events = {"time_mode": "event", "event_time": "at", "watermark_delay": timedelta(hours=1)}
     assert why_never(plain, "incremental") is None
@@ -258,7 +258,7 @@ def test_a_source_runs_in_one_thread_and_is_asked_once_also_when_chunks_are_cut(
         assert one | {"input_hash": None} == alone | {"input_hash": None}  # The hash counts what `source` has noted.
 
 
-def test_a_source_is_asked_now_only_when_the_thread_has_ended(tmp_path: Path) -> None:
+def test_a_direct_read_of_the_source_waits_for_the_read_ahead_thread(tmp_path: Path) -> None:
     """Day 2 is not among the days that the thread is asked for."""
     log: list[str] = []
 
@@ -288,7 +288,7 @@ def test_a_refusal_before_a_commit_ends_the_call_and_the_next_call_continues(tmp
     assert results(PIPELINE, tmp_path / "chunks") == expected(tmp_path / "alone")
 
 
-def test_a_commit_that_comes_between_ends_the_chunk(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_conflicting_commit_ends_the_chunk_early(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Another run commits a day of the chunk, or a day before it, while the chunk is committed."""
     for name, between in (("before", DAYS[0]), ("later", DAYS[11])):
         root, done = tmp_path / name, []
@@ -320,7 +320,7 @@ def test_a_commit_that_comes_between_ends_the_chunk(tmp_path: Path, caplog: pyte
         assert by_interval[DAYS[10]] == expected(tmp_path / f"{name} alone")[10]["groups"]
 
 
-def test_a_job_that_keeps_failing_is_given_up(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_chunks_are_given_up_after_three_failed_chunk_jobs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     def fails(*_: Any) -> Any:
         raise RuntimeError("no memory")
 
@@ -377,7 +377,7 @@ def test_a_lost_server_is_reported_at_once(tmp_path: Path, where: str) -> None:
     assert not found and len(results(PIPELINE, tmp_path)) == 1
 
 
-def test_an_error_waits_for_one_answer_of_the_source_at_most(tmp_path: Path) -> None:
+def test_an_interrupted_run_waits_for_at_most_one_call_of_the_source(tmp_path: Path) -> None:
     asked: list[Interval] = []
 
     def source(spark: Any, interval: Interval) -> Any:
@@ -410,7 +410,7 @@ FILES = {"files": [{"bytes": 6}]}
     ],
 )
 @pytest.mark.parametrize("shared", [False, True])
-def test_the_reads_of_a_chunk(positions: Any, each: Any, whole: Scans, proven: bool, shared: bool) -> None:
+def test_a_chunk_with_unproven_reads_fails(positions: Any, each: Any, whole: Scans, proven: bool, shared: bool) -> None:
     jobs: Any = [mock.Mock(**{"content.source_position": position}) for position in positions]
     proven = proven and not (shared and whole.cached)
     with (
@@ -465,7 +465,7 @@ def test_a_union_is_found_in_a_plan(plan: str, found: bool) -> None:
         ({"a sink", "an upstream", "a join"}, {}, False),
     ],
 )
-def test_an_interval_that_is_in_no_chunk(found: Any, position: Any, alone: bool) -> None:
+def test_an_interval_with_untraceable_reads_is_in_no_chunk(found: Any, position: Any, alone: bool) -> None:
     plan: Any = mock.Mock(**{"job.content.source_position": position, "job.content.inputs": "an upstream" in found})
     reads = {"looks_up_names": "a name" in found, "has_union": "a union" in found, "reads_once": "a join" not in found}
     with mock.patch.multiple(plan_chunk, **{name: lambda _, of=of: of for name, of in reads.items()}):
@@ -485,11 +485,11 @@ def test_an_interval_that_is_in_no_chunk(found: Any, position: Any, alone: bool)
         ("/", False),
     ],
 )
-def test_a_path_that_may_hold_what_the_pipeline_writes(path: str, found: bool) -> None:
+def test_a_read_path_that_overlaps_the_pipelines_folder_is_found(path: str, found: bool) -> None:
     assert untracked_reads.overlap("s3://bucket/data/root/p", path) == found
 
 
-def test_a_source_that_reads_its_output_now_and_then_is_asked_after_the_commit_before(tmp_path: Path) -> None:
+def test_a_source_that_reads_its_own_output_is_called_after_the_previous_commit(tmp_path: Path) -> None:
     seen: dict[Interval, int] = {}
 
     def source(spark: Any, interval: Interval) -> Any:
@@ -505,7 +505,7 @@ def test_a_source_that_reads_its_output_now_and_then_is_asked_after_the_commit_b
     assert found == [2, 2] and [seen[DAYS[n]] for n in (1, 4, 6, 7, 8)] == [1, 4, 6, 7, 8]
 
 
-def test_names_are_looked_for_in_every_plan(tmp_path: Path) -> None:
+def test_a_chunk_ends_before_an_interval_whose_plan_names_a_table(tmp_path: Path) -> None:
     why = {DAYS[3]: "the plan names a table"}
     with (
         mock.patch.object(process_chunk, "why_not_any", lambda _, p, __: why.get(p.job.content.interval)),

@@ -278,7 +278,7 @@ def test_a_failed_run_whose_base_is_dropped_is_left_alone() -> None:
     assert found.steps == () and [run.run_id for run in found.not_repeatable] == ["day2"]
 
 
-def test_a_result_of_another_schedule_is_named() -> None:
+def test_a_stale_result_off_the_current_schedule_is_reported() -> None:
     log = log_of(*re_run(3, 2))
     halves = [replace(i, end=i.start + DAY / 2) for i in (day(1), day(2))]
     found = plan_heal(health_of(log), [*halves, replace(day(3), start=day(3).start + DAY / 2)], None)

@@ -59,7 +59,7 @@ EARLIER_CLEAR = replace(THERE, run=run("mine", clear_number=1))
         (replace(BY_ME, spoilt="checkpoint 9 is quarantined"), (Compute, Compute, Compute)),
     ],
 )
-def test_what_the_log_alone_decides(there: Result | None, expected: tuple[type, ...]) -> None:
+def test_reprocess_mode_decides_if_a_logged_result_is_kept(there: Result | None, expected: tuple[type, ...]) -> None:
     again = replace(MINE, try_number=2)
     assert tuple(type(keep_or_compute(there, how, again)) for how in ("changed", "none", "all")) == expected  # type: ignore[arg-type]
 
@@ -78,7 +78,7 @@ OTHER = "other code, other settings or other input; only its hash remains, so Ca
         (None, None, "the source records no position"),
     ],
 )
-def test_only_equal_code_and_input_stay(recorded: str | None, now: str | None, said: str | None) -> None:
+def test_only_a_result_of_equal_code_and_input_is_kept(recorded: str | None, now: str | None, said: str | None) -> None:
     decision = plan_by_input(replace(THERE, input_hash=recorded), replace(NOW, input_hash=now))
     if said is None:
         assert decision == Keep(checkpoint=7, why="code and input are the same")
@@ -115,7 +115,7 @@ A, B = ({"path": f"{name}.json", "bytes": 5, "sha256": name * 64} for name in "a
         ),
     ],
 )
-def test_a_dry_run_names_what_is_other_than_before(changes: dict[str, Any], said: str) -> None:
+def test_a_dry_run_names_the_input_code_or_settings_that_changed(changes: dict[str, Any], said: str) -> None:
     there = replace(THERE, content=content(day(1), "a", source_position={"files": [A]}, input_hash="m"))
     decision = plan_by_input(there, replace(NOW, **({"position": {"files": [A]}} | changes)))
     assert decision.why.startswith(f"checkpoint 7 had {said}")
@@ -131,7 +131,7 @@ def days(folder: Folder, *numbers: int) -> dict[int, str | None]:
 
 
 @pytest.mark.parametrize("kept", [10, 2])
-def test_what_a_rerun_makes_stale_does_not_count_also_when_it_was_dropped(kept: int) -> None:
+def test_results_that_a_rerun_made_stale_do_not_count_even_if_already_dropped(kept: int) -> None:
     folder = Folder(policy=KeepLast(kept))
     for n in range(1, 6):
         folder.run(day(n), f"a{n}", input_hash=f"m{n}")
@@ -168,7 +168,7 @@ def test_a_result_does_not_count_after_a_rewind_to_another_result_of_its_interva
     assert days(folder, 1, 2) == {1: None, 2: f"checkpoint 4 restored other state at {format_instant(day(2).end)}"}
 
 
-def test_what_is_quarantined_or_replaced_by_another_cut_does_not_count() -> None:
+def test_quarantined_results_and_those_replaced_by_other_intervals_do_not_count() -> None:
     folder = Folder(days=3)
     folder.coordinator.quarantine(2, "wrong")
     found = days(folder, 1, 2, 3)
@@ -180,7 +180,7 @@ def test_what_is_quarantined_or_replaced_by_another_cut_does_not_count() -> None
     assert days(folder, 1) == {}
 
 
-def test_a_commit_of_the_range_itself_spoils_what_follows() -> None:
+def test_a_changed_result_in_the_range_makes_later_results_stale() -> None:
     folder = Folder(days=3)
     results = results_of(folder.coordinator.log(), [day(n) for n in range(1, 4)], BEGINNING)
     changed = folder.run(day(2), "changed").record
@@ -199,7 +199,7 @@ def test_an_empty_log_and_an_empty_range_have_no_results() -> None:
 # --- ranges ----------------------------------------------------------------------------------------------------------------------
 
 
-def test_a_range_is_whole_and_without_gaps() -> None:
+def test_a_range_with_a_gap_or_a_partial_interval_is_refused() -> None:
     assert intervals_between(START, START + 3 * DAY, DAY) == tuple(
         Interval(START + n * DAY, START + (n + 1) * DAY) for n in range(3)
     )
@@ -229,7 +229,7 @@ HOURS = timedelta(hours=1)
         ("20240104", " 2024-01-04 ", DAY, ["2024-01-04T00:00Z"]),
     ],
 )
-def test_dates_name_intervals(first: str, last: str, rule: Any, starts: list[str]) -> None:
+def test_from_and_to_select_intervals_by_their_start(first: str, last: str, rule: Any, starts: list[str]) -> None:
     assert [i.start for i in named_intervals(first, last, rule)] == [datetime.fromisoformat(s) for s in starts]
 
 
@@ -243,12 +243,12 @@ def test_dates_name_intervals(first: str, last: str, rule: Any, starts: list[str
         ("2024-01-04", "2024-01-05T06:00", DAY, "not a whole number of intervals"),
     ],
 )
-def test_dates_that_name_no_interval(first: str, last: str, rule: Any, says: str) -> None:
+def test_invalid_dates_and_ranges_without_interval_are_refused(first: str, last: str, rule: Any, says: str) -> None:
     with pytest.raises(UsageError, match=says):
         named_intervals(first, last, rule)
 
 
-def test_the_rule_is_the_given_length_else_the_schedule_else_the_newest_interval() -> None:
+def test_interval_length_is_that_given_else_the_schedules_else_the_newest_intervals() -> None:
     folder = Folder(days=1)
     log, plain, declared = folder.coordinator.log(), AIRCRAFT, replace(AIRCRAFT, schedule=BERLIN)
     assert boundaries_of(declared, log, HOURS) == HOURS
@@ -282,15 +282,13 @@ def test_progress_says_the_recent_rate_and_what_is_left() -> None:
         (["--every", "1w"], "not a duration: '1w'"),
     ],
 )
-def test_a_range_that_can_not_be_meant_is_refused_before_spark_starts(
-    tmp_path: Path, options: list[str], says: str
-) -> None:
+def test_an_invalid_range_is_refused_before_spark_starts(tmp_path: Path, options: list[str], says: str) -> None:
     command = ["run", "--code", "pipelines.aircraft:AIRCRAFT", "--root", str(tmp_path), "--every", "1d"]
     result = CliRunner().invoke(app, [*command, *options])
     assert (result.exit_code, says in result.stderr) == (2, True), result.output
 
 
-def test_another_length_behind_the_newest_interval_is_meant_or_refused(tmp_path: Path) -> None:
+def test_a_changed_interval_length_is_refused_unless_from_is_given(tmp_path: Path) -> None:
     """A source with a file per interval would lose the files that begin elsewhere."""
     tester = PipelineTester(AIRCRAFT, input_schema=READ_SCHEMA, every=DAY, root=str(tmp_path))
     tester.run()

@@ -42,7 +42,7 @@ def with_log(*more: Record | SweepRecord) -> dict[str, Any]:
     return {"log": log_in_memory(entries={1: DAY_1, **{entry.id: entry for entry in more}})}
 
 
-def test_the_same_again_is_reused() -> None:
+def test_a_prepared_attempt_is_reused_if_nothing_has_changed() -> None:
     assert why() is None
     # As JSON has it: the source may give tuples.
     assert why(source_position={"files": ({"path": "f", "size": 3},)}) is None
@@ -76,11 +76,11 @@ def test_the_same_again_is_reused() -> None:
         ),
     ],
 )
-def test_anything_else_is_computed_again(now: dict[str, Any], reason: str) -> None:
+def test_a_prepared_attempt_is_computed_again_after_any_change(now: dict[str, Any], reason: str) -> None:
     assert reason in (why(**now) or "")
 
 
-def test_what_is_committed_already_is_reused() -> None:
+def test_an_attempt_that_is_already_committed_is_reused() -> None:
     """A try that died after its checkpoint was committed: publishing is all that is left to do."""
     committed = record(2, day(2), 1, attempt="m1", run=ME)
     assert why(**with_log(committed)) is None
@@ -103,7 +103,7 @@ def days_of(folder: str) -> Callable[[object, object], None]:
     return read
 
 
-def test_what_is_bound_to_a_source_counts_as_its_code() -> None:
+def test_arguments_bound_to_a_source_are_part_of_its_hash() -> None:
     same = [read_days, partial(read_days, None), partial(read_days, None), days_of("a"), days_of("a"), days_of("b")]
     plain, bound, bound_again, a, a_again, b = map(source_hash, same)
     assert (bound, a) == (bound_again, a_again)

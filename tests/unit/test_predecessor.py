@@ -120,7 +120,7 @@ def test_a_slot_is_kept_only_while_the_run_before_is_at_work(
         pytest.param(log_of(), None, id="the run before may be the first"),
     ],
 )
-def test_a_wait_tells_when_the_run_before_can_begin(log: Log, begins: datetime | None) -> None:
+def test_a_wait_has_the_checkpoint_end_that_the_previous_run_waits_for(log: Log, begins: datetime | None) -> None:
     decision = decide(log, before("running", "deferred", None))
     assert isinstance(decision, Wait) and decision.begins == begins
 
@@ -143,7 +143,7 @@ def test_a_wait_tells_when_the_run_before_can_begin(log: Log, begins: datetime |
         ),
     ],
 )
-def test_an_interval_without_a_base_that_can_still_come_is_refused(
+def test_an_interval_whose_base_can_no_longer_come_is_refused(
     log: Log, runs: list[PredecessorRun], error: str, text: str
 ) -> None:
     decision = decide(log, *runs)
@@ -164,7 +164,7 @@ def test_an_interval_without_a_base_that_can_still_come_is_refused(
         ([before("queued", None, None, clear=1)], False, 2 * MINUTE, False, False),
     ],
 )
-def test_a_stale_base_is_waited_for(
+def test_an_interval_waits_for_a_stale_base_unless_that_is_a_deadlock(
     runs: list[PredecessorRun], blocked: bool, alone_for: timedelta, earlier_running: bool, waits: bool
 ) -> None:
     """If the run failed, the runs behind it would fail one by one."""
@@ -202,7 +202,7 @@ QUEUED = before("queued", None, None, clear=1)
         (2 * MINUTE, False, DAY_1, Refuse),
     ],
 )
-def test_a_queued_run_that_waits_for_this_one_to_end_is_not_waited_for(
+def test_a_queued_previous_run_is_waited_for_only_until_the_patience_ends(
     alone_for: timedelta, earlier_running: bool, log: Log, expected: type
 ) -> None:
     decision = decide(log, QUEUED, alone_for=alone_for, earlier_running=earlier_running, patience=2 * MINUTE)
@@ -214,7 +214,7 @@ def test_a_queued_run_that_waits_for_this_one_to_end_is_not_waited_for(
         assert "did not start within 0:02:00" in text
 
 
-def test_a_running_one_is_waited_for_however_long() -> None:
+def test_a_running_previous_run_is_waited_for_without_limit() -> None:
     running = before("running", "running", None)
     assert isinstance(decide(DAY_1, running, QUEUED, alone_for=DAY, patience=MINUTE), Wait)
 
@@ -319,7 +319,7 @@ class OldAirflow:
         ),
     ],
 )  # fmt: skip
-def test_predecessors_on_an_airflow_that_describes_only_running_runs(
+def test_predecessors_are_found_on_an_airflow_that_describes_only_running_runs(
     monkeypatch: pytest.MonkeyPatch, runs: list[Any], expected: dict[str, str]
 ) -> None:
     context = OldAirflow(*runs, ("scheduled__3", day(3).start, "running")).context(monkeypatch, "scheduled__3")
@@ -328,7 +328,7 @@ def test_predecessors_on_an_airflow_that_describes_only_running_runs(
     assert all(run.clear_number == (0 if run.state == "running" else -1) for run in found)
 
 
-def test_a_run_that_starts_while_such_an_airflow_is_asked_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_previous_run_that_starts_during_a_query_of_an_old_airflow_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     class Starts(OldAirflow):
         def get_task_states(self, **asked: Any) -> dict[str, dict[str, str | None]]:
             self.runs = tuple((run_id, at, "running") for run_id, at, _ in self.runs)
@@ -340,7 +340,7 @@ def test_a_run_that_starts_while_such_an_airflow_is_asked_is_found(monkeypatch: 
 
 
 @pytest.mark.parametrize("text", ["@daily", None])
-def test_a_start_that_is_no_boundary_of_the_schedule_has_an_interval_before(
+def test_a_start_off_the_schedule_has_a_previous_interval_of_equal_length(
     monkeypatch: pytest.MonkeyPatch, text: str | None
 ) -> None:
     """An interval of an hourly schedule that is daily now."""
@@ -361,7 +361,7 @@ def test_a_start_that_is_no_boundary_of_the_schedule_has_an_interval_before(
         ("scheduled", "scheduled", 4, False),
     ],
 )
-def test_which_queued_run_this_one_keeps_from_starting_on_such_an_airflow(
+def test_a_run_blocks_only_earlier_queued_runs_of_its_type_on_an_old_airflow(
     monkeypatch: pytest.MonkeyPatch, own: str, queued: str, at: int, blocked: bool
 ) -> None:
     airflow = OldAirflow((f"{own}__3", day(3).start, "running"), (f"{queued}__x", day(at).start, "queued"))
@@ -379,7 +379,7 @@ def test_which_queued_run_this_one_keeps_from_starting_on_such_an_airflow(
         ("backfill", "scheduled", False),
     ],
 )
-def test_which_queued_run_this_one_keeps_from_starting(
+def test_backfill_runs_and_other_runs_do_not_block_each_others_queued_runs(
     monkeypatch: pytest.MonkeyPatch, own: str, queued: str | None, blocked: bool
 ) -> None:
     monkeypatch.setattr(earlier_runs, "has", lambda name: True)
@@ -403,7 +403,7 @@ def test_which_queued_run_this_one_keeps_from_starting(
         (3, 1, {"task": 400_000}),
     ],
 )
-def test_the_time_before_the_task_is_told_where_it_is_known(
+def test_scheduler_time_is_reported_only_for_the_first_try_of_a_run(
     try_number: int, clear_number: int, expected: dict[str, int]
 ) -> None:
     run_start = day(3).start
@@ -460,7 +460,7 @@ def test_a_task_keeps_its_slot_for_a_checkpoint_that_is_near(
 @pytest.mark.parametrize(
     ("took_s", "begins_ms"), [(4, day(4).start_ms), (6, None)], ids=["fits in the slot", "too long for the slot"]
 )
-def test_a_task_far_behind_comes_back_when_the_run_before_it_begins(
+def test_a_task_resumes_when_the_previous_run_can_begin_if_that_fits_in_the_slot(
     airflow: Airflow, folder: Folder, took_s: int, begins_ms: int | None
 ) -> None:
     """The run of day 5 waits for that of day 4, which waits for day 3. Of long intervals it only awaits the commit."""
@@ -474,23 +474,21 @@ def test_a_task_far_behind_comes_back_when_the_run_before_it_begins(
     assert (asked["end_ms"], asked.get("begins_ms")) == (day(4).end_ms, begins_ms)
 
 
-def test_a_task_that_waits_in_its_slot_ends_when_airflow_says_so(
-    airflow: Airflow, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_on_kill_ends_a_task_that_waits_in_its_slot(airflow: Airflow, monkeypatch: pytest.MonkeyPatch) -> None:
     airflow.operator.wait_in_slot = timedelta(seconds=30)
     sleep_is(lambda _: airflow.operator.on_kill(), monkeypatch)
     with pytest.raises(SystemExit, match="while it waited for the checkpoint"):
         airflow.begin()
 
 
-def test_the_wait_ends_for_good(airflow: Airflow) -> None:
+def test_a_task_fails_for_good_when_the_longest_wait_is_over(airflow: Airflow) -> None:
     with pytest.raises(TaskDeferred) as deferred:
         airflow.begin()
     with pytest.raises(AirflowFailException, match=r"waited 1:00:00 for .* from day2 .running; process running"):
         airflow.resume(deferred.value, 3600, "time is up")
 
 
-def test_a_queued_run_gets_its_time_from_when_nothing_else_runs(airflow: Airflow) -> None:
+def test_the_patience_for_a_queued_run_starts_when_no_earlier_run_is_running(airflow: Airflow) -> None:
     """The patience does not run while something earlier does."""
     airflow.runs, airflow.earlier_running = [QUEUED], True
     with pytest.raises(TaskDeferred) as first:
@@ -616,7 +614,7 @@ def fires(made: PreviousCheckpointTrigger, then: Callable[[], object] = lambda: 
         (3600, 0.4, True, 0.4),
     ],
 )
-def test_a_long_wait_looks_more_rarely(waited_s: float, poll_s: float, local: bool, then_s: float) -> None:
+def test_long_waits_poll_remote_storage_less_often(waited_s: float, poll_s: float, local: bool, then_s: float) -> None:
     assert previous_checkpoint_trigger.pause_s(waited_s, poll_s, local=local) == then_s
 
 
@@ -632,7 +630,7 @@ def test_a_long_wait_looks_more_rarely(waited_s: float, poll_s: float, local: bo
     ],
 )
 @pytest.mark.usefixtures("airflow_says")
-def test_fires_when_a_commit_ends_the_wait(folder: Folder, awaits: dict[str, Any], runs: Any, why: str) -> None:
+def test_the_trigger_fires_on_the_awaited_commit(folder: Folder, awaits: dict[str, Any], runs: Any, why: str) -> None:
     def commits() -> None:
         folder.run(day(1), "a2", digest=folder.coordinator.record(1).content.digest)
         time.sleep(0.1)
@@ -670,7 +668,7 @@ def test_while_no_run_is_awaited_a_run_that_is_queued_ends_the_wait(airflow_says
     ],
 )
 @pytest.mark.usefixtures("folder")
-def test_fires_when_airflow_says_otherwise(
+def test_the_trigger_fires_when_the_awaited_run_ends_starts_or_is_deleted(
     airflow_says: dict[str, Any], change: dict[str, Any], queued: tuple[str, ...], why: str
 ) -> None:
     if queued:
@@ -678,7 +676,7 @@ def test_fires_when_airflow_says_otherwise(
     assert fires(trigger(queued=queued), lambda: airflow_says.update(change)).startswith(why)
 
 
-def test_without_a_storage_airflow_is_asked_alone(airflow_says: dict[str, Any], folder: Folder) -> None:
+def test_without_a_storage_url_the_trigger_polls_only_airflow(airflow_says: dict[str, Any], folder: Folder) -> None:
     made = trigger()
     made.url = None
 
@@ -716,7 +714,7 @@ def test_the_storage_is_asked_often_and_airflow_rarely(
     assert asked_at_commit == [1] and asked.count("airflow") == 1
 
 
-def test_an_interval_of_which_only_the_output_is_left_is_looked_at_by_the_driver() -> None:
+def test_an_interval_with_valid_output_but_dropped_state_goes_to_the_driver() -> None:
     """Its base is dropped too: it can stay as it is, and can't be computed."""
     dropping = Folder(policy=KeepLast(2))
     for n in range(1, 7):
@@ -731,7 +729,7 @@ def test_an_interval_of_which_only_the_output_is_left_is_looked_at_by_the_driver
 
 
 @pytest.mark.usefixtures("airflow_says", "folder")
-def test_fires_when_the_time_is_up_but_not_before_the_first_look(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_trigger_fires_at_its_deadline_but_not_before_the_first_poll(monkeypatch: pytest.MonkeyPatch) -> None:
     assert fires(trigger(seconds=0.5)) == "the longest wait is over"
     monkeypatch.setattr(previous_checkpoint_trigger, "_FIRST_LOOK_S", 0.2)
     assert fires(trigger(seconds=0)) == "the longest wait is over"

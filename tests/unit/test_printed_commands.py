@@ -43,19 +43,21 @@ ERASE = "tests/unit/test_erase.py::test_the_commands_that_are_printed_forget_the
 # docs/trying.md has them as they are printed.
 CHAINS = "not run: needs the pipelines' code; tests/unit/test_chains.py types the like"
 TRYING = "tests/integration/test_docs.py::test_every_block_of_the_page_runs as printed"
-# Their blocks are run by test_the_examples_of_the_pages_of_commands, in this order: each goes on in the root of the one before.
+# Their blocks are run by test_examples_on_command_pages_print_the_shown_output, in this order: each goes on in the root of the one before.
 PAGES_OF_COMMANDS = [f"docs/cli{part}.md" for part in ("", "-look", "-run", "-repair", "-copy", "-try")]
 WITH_SPARK = "not run: an example that needs Spark; its options are parsed here, and docs/trying.md or first-pipeline.md run the like"
 ERRORS = "tests/unit/test_errors_page.py::test_the_commands_of_the_page_work_when_typed as printed"
-SINKS = "tests/unit/test_sinks_page.py::test_the_commands_that_publish as printed"
-TEN_DAYS = "tests/integration/test_ten_days.py::test_ten_days_by_the_commands_of_the_page as printed"
-PACKED = "tests/integration/test_ten_days.py::test_a_day_in_the_packed_environment as printed"
-JOB = "tests/integration/test_wheel.py::test_the_job_of_the_page_runs_with_the_wheel as printed"
+SINKS = "tests/unit/test_sinks_page.py::test_documented_commands_publish_or_skip as printed"
+TEN_DAYS = "tests/integration/test_ten_days.py::test_ten_days_by_the_documented_cluster_commands_equal_a_run_in_one_process as printed"
+PACKED = (
+    "tests/integration/test_ten_days.py::test_a_day_in_the_packed_environment_equals_a_run_in_one_process as printed"
+)
+JOB = "tests/integration/test_wheel.py::test_the_documented_spark_job_runs_with_the_wheel as printed"
 PRINTED_BY_A_PAGE = PAGES_OF_UI + "test_the_commands_that_a_page_prints_are_right as printed"
-REPLACED = AIRFLOW + "test_the_command_that_replaces_output_of_another_cut_does_so as printed"
+REPLACED = AIRFLOW + "test_the_printed_command_replaces_output_of_another_interval_length as printed"
 PERSON = HERE + "test_a_person_s_data_is_deleted_as_the_page_shows as printed"
-FAILING_SINK = CLI + "test_what_a_failing_sink_prints_publishes_or_gives_up as printed"
-EXAMPLES = HERE + "test_the_examples_of_the_pages_of_commands as printed"
+FAILING_SINK = CLI + "test_the_printed_sink_commands_publish_or_skip_the_output as printed"
+EXAMPLES = HERE + "test_examples_on_command_pages_print_the_shown_output as printed"
 # What nobody runs, by its beginning, and why. RUN names the exceptions.
 NOT_RUN = {
     **dict.fromkeys(
@@ -96,11 +98,11 @@ RUN = {
     "cairn backfill --dag … --from … --to … --replace-overlapping … --airflow …": REPLACED,
     "cairn heal": "tests/support/heal_histories.py::heal as printed",
     "cairn heal --dry-run --to DATE": "tests/unit/test_heal_command.py::"
-    "test_it_runs_what_is_stale_and_missing_and_then_has_nothing_to_do as printed",
+    "test_heal_runs_stale_and_missing_intervals_and_a_second_heal_runs_none as printed",
     "cairn heal --to DATE": "tests/unit/test_heal_command.py::"
-    "test_it_stops_at_a_run_that_fails_and_the_printed_command_goes_on as printed",
+    "test_heal_stops_at_a_failed_run_and_the_printed_command_continues as printed",
     "cairn heal --root … --pipeline … --to … --code … --dag … --airflow … --chain …": AIRFLOW
-    + "test_a_cleared_day_with_another_result_makes_tomorrow_wait_with_the_command as printed",
+    + "test_a_cleared_day_with_a_changed_result_defers_the_next_run_and_logs_the_heal_command as printed",
     "cairn run --code … --root … --from … --to … --reprocess … --replace-overlapping": "tests/unit/test_heal_command.py::"
     "test_without_airflow_overlapping_output_is_replaced_by_cairn_run as printed",
     "cairn heal --to 2013-01-06": "not run: needs Airflow, where tests/integration/test_heal.py runs it over random histories",
@@ -116,7 +118,7 @@ RUN = {
     "cairn spark --port 15003": "tests/integration/test_docs.py::server as printed",
     "cairn backfill --replace-overlapping": REPLACED,
     "cairn backfill --dag clicks --from 2024-01-01T00:00 --to 2024-01-03T23:00": "tests/integration/test_first_hour.py::"
-    "test_the_first_pipeline_in_airflow as printed",
+    "test_a_new_pipeline_in_a_fresh_clone_backfills_72_hours_with_the_expected_sessions as printed",
     "cairn status --root … --pipeline …": "tests/unit/test_list_pipelines.py::"
     "test_pipelines_with_problems_come_first_and_the_printed_command_works as printed",
     "cairn status --root … --pipeline … …": "tests/unit/test_list_pipelines.py::"
@@ -153,8 +155,8 @@ RUN = {
     "cairn erase --root … --pipeline …": ERASE,
     "cairn checkpoints --root file://…/data/state --pipeline …": "tests/integration/test_new_pipeline.py::"
     "test_the_printed_command_runs_the_first_interval as printed",
-    "cairn publish … … --code …": CLI + "test_status_names_what_is_wrong_and_its_command_repairs_it as printed",
-    "cairn publish … … --skip": CLI + "test_status_names_what_is_wrong_and_its_command_repairs_it as printed",
+    "cairn publish … … --code …": CLI + "test_status_reports_stale_quarantined_and_unpublished_intervals_with_a_repair_command as printed",
+    "cairn publish … … --skip": CLI + "test_status_reports_stale_quarantined_and_unpublished_intervals_with_a_repair_command as printed",
     "cairn publish": SINKS,
     "cairn publish --code MODULE:NAME": ERRORS,
     "cairn publish --code pipelines.clicks:CLICKS": SINKS,
@@ -178,21 +180,21 @@ RUN = {
     "cairn spark --port …": "tests/integration/test_docs.py::server as printed",
     "cairn sweep --root … --pipeline …": CLI + "test_a_lost_file_is_written_anew_by_the_command_that_is_printed as printed",
     "make lint": "not run: the gate of every commit",
-    "make release-check": "tests/integration/test_wheel.py::test_a_release_is_checked",
+    "make release-check": "tests/integration/test_wheel.py::test_release_check_runs_the_readme_pipeline_from_both_archives",
     "make sbom": "tests/unit/test_set_up.py::test_the_sbom_has_each_package_once_with_its_licence",
     "make setup HOST_CHECK=no": "tests/unit/test_set_up.py::test_set_up_checks_the_machine_before_it_downloads as printed",
     "make soak": "not run: hours; its parts are those of the demo and of tests/integration/test_order_of_days.py",
-    "make ui PORT=8081": "tests/integration/test_first_hour.py::test_the_first_pipeline_in_airflow as printed",
-    "python -m cairn.driver.driver": "tests/integration/test_savepoints.py::test_the_driver_takes_and_restores as printed",
+    "make ui PORT=8081": "tests/integration/test_first_hour.py::test_a_new_pipeline_in_a_fresh_clone_backfills_72_hours_with_the_expected_sessions as printed",
+    "python -m cairn.driver.driver": "tests/integration/test_savepoints.py::test_the_driver_takes_and_restores_a_savepoint as printed",
     "python -m pipelines.land_flights --to … --from … --days 1": "tests/unit/test_land_flights.py::"
     "test_a_missing_day_is_named_with_the_command_that_lands_it as printed",
-    "python -m pipelines.land_weather": "tests/integration/test_weather.py::test_what_is_not_landed_is_landed_by_the_command_of_its_error"
+    "python -m pipelines.land_weather": "tests/integration/test_weather.py::test_the_command_in_the_error_of_a_missing_hour_lands_its_weather"
     " as printed",
     "python -m pipelines.land_weather --to data/weather": "not run: all 8,730 hours; with --hours it is, as the error prints it",
     "python -m pipelines.land_weather --to … --hours …": "tests/integration/test_weather.py::"
-    "test_what_is_not_landed_is_landed_by_the_command_of_its_error as printed",
+    "test_the_command_in_the_error_of_a_missing_hour_lands_its_weather as printed",
     "python -m pytest tests/pipelines/test_….py": "tests/integration/test_new_pipeline.py::"
-    "test_its_own_tests_pass_by_the_printed_commands as printed",
+    "test_the_tests_of_a_new_pipeline_pass_by_the_printed_commands as printed",
     "python -m venv env": TEN_DAYS,
     "python -m zipfile -c pipelines.zip jobs/pipelines": JOB,
     "spark-submit --py-files cairn_state-VERSION-py3-none-any.whl,pipelines.zip cairn_job.py /data/state 2024-01-01": JOB,
@@ -214,7 +216,7 @@ def in_blocks_that_are_run(pages: list[str] = PAGES_THAT_ARE_RUN) -> set[str]:
 
 
 @pytest.mark.long("seconds", runs_in="ci")
-def test_every_printed_command_says_who_runs_it() -> None:
+def test_every_printed_command_has_a_test_or_a_reason_for_none() -> None:
     every = {*in_docs(), *in_code()}
     assert [begin for begin in NOT_RUN if not any(command.startswith(begin) for command in every)] == []
     printed = {command for command in every if command in RUN or not command.startswith((*NOT_RUN,))}
@@ -235,7 +237,7 @@ def test_every_printed_command_says_who_runs_it() -> None:
 
 
 @pytest.mark.parametrize("command", sorted(RUN))
-def test_who_is_said_to_run_it_does(command: str) -> None:
+def test_the_test_named_for_a_printed_command_exists(command: str) -> None:
     who = RUN[command]
     if who.startswith("not run"):
         assert len(who.split()) > 4
@@ -350,7 +352,7 @@ def said(root: Path, command: str) -> str:
 
 
 @pytest.mark.long("seconds", runs_in="ci")
-def test_what_docs_show_of_a_pipeline(root: Path, tmp_path: Path) -> None:
+def test_inspection_commands_print_what_the_docs_show(root: Path, tmp_path: Path) -> None:
     listed = said(root, "cairn checkpoints").splitlines()
     assert listed[1].split()[:7] == ["5", "2013-01-05", "to", "2013-01-06", "4", "completed", "2"]
     assert said(root, "cairn status").startswith(
@@ -371,7 +373,7 @@ def test_what_docs_show_of_a_pipeline(root: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.long("seconds", runs_in="ci")
-def test_the_examples_of_the_pages_of_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_examples_on_command_pages_print_the_shown_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each block that is not marked, in their order, in a root where 3 January was run again with another result."""
     folder = tmp_path / "root"
     tester = PipelineTester(AIRCRAFT, input_schema=READ_SCHEMA, every=timedelta(days=1), root=f"file://{folder}")
@@ -480,7 +482,7 @@ def test_the_wheel_has_its_own_name_and_every_package(tmp_path: Path) -> None:
     assert not [*tmp_path.glob("*.egg-info"), *tmp_path.glob("build")]
 
 
-def test_a_new_pipeline_asks_what_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cairn_new_writes_equal_modules_by_answers_and_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As README prints it, every question answered by Enter; and by the command of its error."""
     (tmp_path / "jobs" / "pipelines").mkdir(parents=True)
     (tmp_path / "dags").mkdir()
@@ -516,7 +518,7 @@ def test_a_new_pipeline_asks_what_it_needs(tmp_path: Path, monkeypatch: pytest.M
         (["--schedule", "15min"], "2. In dags/clicks.py change schedule=, as in schedule='*/15 * * * *'"),
     ],
 )
-def test_a_new_pipeline_that_is_not_written_says_how_to_come_to_it(
+def test_cairn_new_refuses_unsupported_options_with_advice_and_writes_no_dag(
     tmp_path: Path, options: list[str], says: str
 ) -> None:
     (tmp_path / "jobs" / "pipelines").mkdir(parents=True)
@@ -539,7 +541,7 @@ def test_make_java_finds_a_runtime() -> None:
     assert shutil.which("java") or "JAVA_HOME" in os.environ
 
 
-def test_make_clean_asks_before_it_deletes_what_nothing_makes_again(tmp_path: Path) -> None:
+def test_make_clean_keeps_user_data_and_clean_all_asks_before_it_deletes(tmp_path: Path) -> None:
     """`make clean` deleted data/, where docs/first-pipeline.md keeps its state, without asking."""
     repository = {"Makefile", "jobs/pipelines/clicks.py"}
     of_the_user = {"data/state/x", "airflow.db", "airflow.postgres/x", ".jwt-secret"}

@@ -85,7 +85,7 @@ def test_a_quarantined_checkpoint_has_a_colour_on_a_terminal_only(root: Path) ->
         ("ok", ""),
     ],
 )
-def test_the_colour_of_a_state(state: str, colour: str) -> None:
+def test_a_stale_state_is_yellow_and_a_quarantined_or_blocked_state_red(state: str, colour: str) -> None:
     assert style_of(state) == colour
 
 
@@ -145,7 +145,7 @@ def test_ctrl_c_ends_a_call_of_spark_without_a_traceback_in_the_log(monkeypatch:
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_no_progress_is_told_after_the_block(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_thread_of_a_progress_bar_ends_with_its_block(monkeypatch: pytest.MonkeyPatch) -> None:
     """It would draw the bar once more."""
     monkeypatch.setattr(task_progress, "_POLL_S", 0)
     began = threading.Event()
@@ -160,7 +160,7 @@ def test_no_progress_is_told_after_the_block(monkeypatch: pytest.MonkeyPatch) ->
     assert "cairn-tasks" not in {one.name for one in threading.enumerate()}
 
 
-def test_a_block_that_counted_nothing_adds_no_note() -> None:
+def test_an_interrupt_before_any_progress_adds_no_note_to_the_error() -> None:
     with pytest.raises(KeyboardInterrupt) as raised, progress("checking", "shards"):
         raise KeyboardInterrupt
     assert not hasattr(raised.value, "__notes__")

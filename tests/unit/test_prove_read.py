@@ -51,7 +51,7 @@ def test_a_read_that_fits_its_position_is_proven(position: dict[str, Any], scans
         (files(10, 20), [(1, 30)], "Spark read: 1 with 30 bytes"),
     ],
 )
-def test_another_reading_than_recorded(position: dict[str, Any], scans: list[tuple[int, int]], says: str) -> None:
+def test_a_read_of_other_files_is_unproven(position: dict[str, Any], scans: list[tuple[int, int]], says: str) -> None:
     why = unproven(position, Scans(files=tuple(scans)), shared_cache=False)
     assert why is not None and says in why
 
@@ -66,7 +66,7 @@ def test_another_reading_than_recorded(position: dict[str, Any], scans: list[tup
         (files(10), [(1, 10)], True, True),
     ],
 )
-def test_cached_rows_may_be_those_of_another_driver(
+def test_cached_rows_are_unproven_if_the_cache_is_shared_or_listed_files_were_not_read(
     position: dict[str, Any], scans: list[tuple[int, int]], shared: bool, refused: bool
 ) -> None:
     why = unproven(position, Scans(files=tuple(scans), cached=True), shared_cache=shared)

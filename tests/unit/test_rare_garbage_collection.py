@@ -10,14 +10,14 @@ from pyspark import TaskContext
 from cairn.shard_jobs.run_on_shards import rare_garbage_collection
 
 
-def test_only_a_worker_hides_what_is_there() -> None:
+def test_outside_a_worker_objects_are_frozen_only_during_the_block() -> None:
     with rare_garbage_collection():
         assert gc.get_freeze_count()
     assert not gc.get_freeze_count()
 
 
 @pytest.mark.long("seconds", runs_in="ci")
-def test_what_tasks_leave_is_seen_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_unfreezes_objects_once_in_32_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TaskContext, "get", staticmethod(object))
     # Blocks of two threads that overlap, as in another test of this process, can leave their thresholds behind.
     gc.set_threshold(700, 10, 10)

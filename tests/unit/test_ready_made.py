@@ -88,7 +88,7 @@ def test_a_key_that_is_remembered_for_ever_needs_no_time() -> None:
     assert [row["duplicates"] for row in once.state("seen")] == [1, 2, 0]
 
 
-def test_more_horizons_in_a_batch_than_rounds() -> None:
+def test_deduplicate_emits_the_first_row_of_each_of_many_horizons_in_a_batch() -> None:
     once = ready(declared(Deduplicate, horizon=timedelta(minutes=1)), EVENTS, **TIMED)
     rows = [("ann", seq, at(0) + timedelta(seconds=30 * seq)) for seq in range(100)]
     assert seqs(once.run(rows).output) == list(range(0, 100, 2))
@@ -103,7 +103,7 @@ def test_a_late_row_is_put_aside() -> None:
 
 @pytest.mark.parametrize("base", [Deduplicate, Latest, History, TopN, TumblingWindow])
 @pytest.mark.long("half a second", runs_in="ci")
-def test_columns_that_are_never_null(base: type) -> None:
+def test_ready_made_processors_accept_columns_that_are_not_null(base: type) -> None:
     """A column may be NOT NULL in the input. In the state the column may be null, because a key without state has only nulls."""
     settings: dict[Any, dict[str, Any]] = {
         Deduplicate: {"horizon": HOUR, "keep": "last", "output_duplicates": True},
@@ -172,7 +172,7 @@ def test_the_pages_query_finds_the_newest_row_of_each_key() -> None:
     assert sorted((row["customer"], row["v"]) for row in found) == [("ann", 3), ("cy", 1)]
 
 
-def test_a_key_that_comes_back_is_not_forgotten() -> None:
+def test_latest_does_not_forget_a_deleted_key_that_is_written_again() -> None:
     newest = ready(declared(Latest, version="version", deleted="gone", horizon=HOUR), CHANGES)
     newest.run([("ann", 1, 5, True, None), ("bob", 2, 5, True, None)])
     newest.run([("ann", 3, 6, False, "Oslo"), ("bob", 4, 7, True, None)])
@@ -317,7 +317,7 @@ def test_the_pages_query_finds_the_versions_that_exist() -> None:
 
 
 @pytest.mark.long("half a second", runs_in="ci")
-def test_changes_before_the_watermark_leave_the_state() -> None:
+def test_history_keeps_only_the_last_change_before_the_watermark_in_state() -> None:
     history = ready(History, MOVES, **TIMED)
     history.run([("ann", minute, at(0, minute), None, "Oslo") for minute in range(5)])
     assert [len(history.state("changes")), len(history.timers())] == [5, 1]
@@ -347,7 +347,7 @@ def test_a_row_without_a_change_makes_no_version() -> None:
 @pytest.mark.long("half a second", runs_in="ci")
 @pytest.mark.parametrize("field", ["makes_version", "of a release without the field"])
 @pytest.mark.parametrize("settled", [False, True])
-def test_a_live_history_stays_right_if_fewer_rows_make_versions(
+def test_history_leaves_no_old_version_open_if_fewer_rows_make_versions(
     field: str, settled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The table has versions of rows without a change, of other settings or of an older release. None of them stays open."""
@@ -650,7 +650,7 @@ def test_other_columns_than_the_derived_ones_are_refused() -> None:
 
 
 @pytest.mark.long("half a second", runs_in="ci")
-def test_a_class_of_no_module_reaches_a_worker() -> None:
+def test_a_processor_class_of_a_main_script_can_be_unpickled_by_a_worker() -> None:
     """A worker that can't import the class's module gets the class by value: first without attributes, which follow."""
     code = (
         "import sys\nfrom datetime import timedelta\nfrom pyspark import cloudpickle\nfrom cairn.aggregates import Count, Sum\n"

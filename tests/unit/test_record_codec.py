@@ -68,7 +68,7 @@ def test_a_policy_is_found_by_its_tag_and_in_older_records_by_its_fields() -> No
 
 
 @pytest.mark.parametrize("value", VALUES, ids=lambda v: type(v).__name__)
-def test_round_trip(value: Any) -> None:
+def test_every_kind_of_record_survives_encode_and_decode(value: Any) -> None:
     """F64: metadata of every kind survives encoding, byte for byte the second time too."""
     data = record_codec.encode(value)
     decoded = record_codec.decode(data, "p", *ALL)
@@ -105,7 +105,7 @@ EMPTY_JSON = (
     ],
     ids=["inline", "file", "changes", "segment", "segment-changes"],
 )
-def test_the_json_of_a_shard(ref: ShardRef, inline: str, manifest: str, changes: str, in_segment: str) -> None:
+def test_shard_json_has_five_fields(ref: ShardRef, inline: str, manifest: str, changes: str, in_segment: str) -> None:
     """All forms have the same five fields."""
     filed = record(1, day(1), parallelism=2, shards=(InlineShard(shard=0, inline=replace(EMPTY, shard=0)), ref))
     now = (
@@ -187,7 +187,7 @@ def test_a_field_named_twice_is_refused() -> None:
 
 
 @pytest.mark.parametrize("version", [b"0", b'"1"', b"null", b"true"])
-def test_what_is_no_version_is_refused(version: bytes) -> None:
+def test_an_invalid_format_version_is_refused(version: bytes) -> None:
     """S27: the format version is recorded and never guessed."""
     data = record_codec.encode(RECORD).replace(b'"format":1', b'"format":' + version)
     with pytest.raises(CorruptRecord, match="its format is"):
@@ -224,7 +224,7 @@ def test_what_is_no_version_is_refused(version: bytes) -> None:
         ),
     ],
 )
-def test_a_record_of_another_release_names_both_and_the_one_to_use(
+def test_the_error_for_a_record_of_another_release_names_the_release_to_use(
     change: Callable[[dict[str, Any]], Any], says: str
 ) -> None:
     """Nobody is told to put a copy in the place of a good record."""
@@ -246,7 +246,7 @@ def test_the_release_is_that_of_the_package() -> None:
 
 
 @pytest.mark.parametrize("part", ["", "# file generated\nversion: str\n", "version = '0."])
-def test_a_build_that_was_stopped_stops_no_import(part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_partial_version_file_gives_the_fallback(part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "_version.py").write_text(part)
     monkeypatch.setattr("state_backend.values.__path__", [str(tmp_path)])
     monkeypatch.delitem(sys.modules, "state_backend.values._version", raising=False)
@@ -264,14 +264,14 @@ def test_a_build_that_was_stopped_stops_no_import(part: str, tmp_path: Path, mon
         ("weird", "0.1.0", True),
     ],
 )
-def test_a_version_of_git_is_compared_by_its_numbers(
+def test_releases_are_compared_by_their_version_numbers(
     wrote: str, reads: str, newer: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(release, "RELEASE", reads)
     assert release.is_newer(wrote) == newer
 
 
-def test_another_type_is_refused() -> None:
+def test_a_record_of_an_unexpected_type_is_refused() -> None:
     with pytest.raises(CorruptRecord, match=r"expected a prepared record, found 'checkpoint'"):
         record_codec.decode(record_codec.encode(RECORD), "p", Prepared)
 
@@ -303,7 +303,7 @@ def test_a_record_of_a_thousand_shards_stays_small() -> None:
 
 
 @pytest.mark.long("seconds", runs_in="ci")
-def test_a_bomb_is_refused() -> None:
+def test_a_decompression_bomb_is_refused() -> None:
     for bomb in (gzip.compress(bytes(65 * 2**20), mtime=0), record_codec._gzip(bytes(65 * 2**20))):
         with pytest.raises(CorruptRecord, match="too large"):
             record_codec.decode(bomb, "p", *ALL)
@@ -313,7 +313,7 @@ def test_a_tombstone_stays_small() -> None:
     assert len(record_codec.encode(VALUES[3])) < 1024
 
 
-def test_what_is_much_larger_than_a_record_is_not_written_or_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_record_above_the_size_limit_is_neither_written_nor_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(record_codec, "MAX_BYTES", 10)
     with pytest.raises(UsageError, match="Cairn reads at most 10: nothing is written"):
         record_codec.encode(RECORD)

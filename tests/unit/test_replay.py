@@ -72,7 +72,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.long("half a second", runs_in="ci")
-def test_the_command_prints_each_call(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_replay_prints_each_handler_call_with_its_state_accesses(root: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG):
         result = replay(root, "ann", "2024-01-02")
     assert not re.search(r"\bann\b", caplog.text)  # No key and no row is written to a log.
@@ -99,14 +99,14 @@ def test_the_command_prints_each_call(root: Path, caplog: pytest.LogCaptureFixtu
     ]
 
 
-def test_an_interval_where_only_a_timer_fired(root: Path) -> None:
+def test_replay_of_a_key_without_rows_prints_its_timer_call(root: Path) -> None:
     lines = replay(root, "carl", "3").stdout.splitlines()
     assert lines[1].startswith("call 1: handleExpiredTimer of the timer 2024-01-04T00:00:00Z, processing time")
     assert '  out   {"account": "carl", "kind": "idle", "balance": 1, "rows": 0}' in lines
     assert "no call: the key had no rows and no timer was due" in replay(root, "carl", "4").stdout
 
 
-def test_json_has_the_calls(root: Path) -> None:
+def test_json_output_lists_the_handler_calls_with_their_state_uses(root: Path) -> None:
     said = json.loads(replay(root, "ann", "2024-01-02", "--json").stdout)
     assert (said["checkpoint"], said["base"], said["same"], said["with_spark"]) == (2, 1, True, False)
     assert [use["method"] for use in said["calls"][0]["uses"]][:2] == ["get", "appendValue"]
@@ -171,7 +171,7 @@ def test_a_test_is_written_into_a_new_file_only(root: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.long("half a second", runs_in="ci")
-def test_the_tester_replays_from_its_root_and_from_literals() -> None:
+def test_the_tester_replays_a_key_from_recorded_or_given_state() -> None:
     tester = PipelineTester(accounts(), input_schema=SCHEMA)
     for n, rows in DAYS.items():
         tester.run(rows, day(n))
@@ -191,7 +191,7 @@ def test_the_tester_replays_from_its_root_and_from_literals() -> None:
         tester.replay({"user": "ann"}, day(2), state={})
 
 
-def test_changed_code_is_the_reason(root: Path) -> None:
+def test_changed_code_is_reported_as_the_reason_of_a_difference(root: Path) -> None:
     result = replay(root, "ann", "2024-01-02", code="tests.support.replayed:BROKEN")
     assert result.exit_code == 1
     lines = result.stdout.splitlines()
@@ -205,17 +205,17 @@ def test_changed_code_is_the_reason(root: Path) -> None:
     assert "note: the code is not the recorded code, but gives the same result for this key" in same.stdout
 
 
-def test_another_position_is_the_reason(root: Path) -> None:
+def test_a_changed_source_offset_is_reported_as_the_reason_of_a_difference(root: Path) -> None:
     result = replay(root, "ann", "2024-01-02", code="tests.support.replayed:MOVED")
     assert "because: other input: " in result.stdout
 
 
-def test_other_rows_of_the_same_position_are_told_as_such(root: Path) -> None:
+def test_changed_rows_at_the_same_source_offset_are_reported_as_the_reason(root: Path) -> None:
     result = replay(root, "ann", "2024-01-02", code="tests.support.replayed:FORGETFUL")
     assert "because: other settings: " in result.stdout or "returned other rows for the same position" in result.stdout
 
 
-def test_a_processor_that_is_not_deterministic_is_the_reason(tmp_path: Path) -> None:
+def test_a_nondeterministic_processor_is_reported_as_the_reason_of_a_difference(tmp_path: Path) -> None:
     run_days(tmp_path, replayed_pipelines.RANDOM, (1,))
     result = replay(tmp_path, "ann", "1", code="tests.support.replayed:RANDOM")
     assert result.exit_code == 1

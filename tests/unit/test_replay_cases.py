@@ -209,7 +209,7 @@ CASES: dict[str, tuple[Callable[[History], None], dict[str, Any], str, str, Any]
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_what_is_known_and_what_is_not(tmp_path: Path, case: str) -> None:
+def test_each_checkpoint_is_replayed_or_refused_with_the_reason(tmp_path: Path, case: str) -> None:
     act, settings, key, which, wanted = CASES[case]
     history = History(tmp_path, **settings)
     act(history)
@@ -232,7 +232,7 @@ def test_what_is_known_and_what_is_not(tmp_path: Path, case: str) -> None:
 
 
 @pytest.mark.long("half a second", runs_in="ci")
-def test_an_interval_of_a_fork(tmp_path: Path) -> None:
+def test_an_interval_of_a_fork_can_be_replayed(tmp_path: Path) -> None:
     history = History(tmp_path)
     history.run(1)
     history.run(2)
@@ -246,6 +246,6 @@ def test_an_interval_of_a_fork(tmp_path: Path) -> None:
         forked.replay("ann", "1")
 
 
-def test_a_pipeline_without_a_checkpoint(tmp_path: Path) -> None:
+def test_replay_of_a_pipeline_without_checkpoints_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StateUnusable, match="has no checkpoint below"):
         replay_key(accounts(), "ann", "1", f"file://{tmp_path}")

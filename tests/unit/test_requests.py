@@ -47,7 +47,7 @@ def by_kind(counts: Counter[str]) -> tuple[int, ...]:
     ("shards", "intervals"), [pytest.param(*case, marks=MINUTES if case[1] > 7 else ()) for case in ASKED]
 )
 @pytest.mark.long("seconds", runs_in="ci")
-def test_an_interval_asks_as_much_at_any_age(shards: int, intervals: int) -> None:
+def test_storage_requests_of_an_interval_do_not_grow_with_the_pipelines_age(shards: int, intervals: int) -> None:
     """Nothing is asked by retained checkpoint, or by interval that there was."""
     counts = count(MemoryStorage(), intervals, shards, retention=KeepLast(3))
     assert {phase: by_kind(counts[phase]) for phase in PHASES} == dict(
@@ -56,7 +56,7 @@ def test_an_interval_asks_as_much_at_any_age(shards: int, intervals: int) -> Non
 
 
 @pytest.mark.long("seconds", runs_in="ci")
-def test_a_disk_is_asked_for_names_too() -> None:
+def test_storage_with_late_listings_gets_more_requests_but_no_more_lists() -> None:
     """Where a listing may be old; not one list more."""
     counts = [
         count(FaultyStorage(MemoryStorage(), {}, late=late), 7, 2, retention=KeepLast(3)) for late in (False, True)
@@ -68,7 +68,7 @@ def test_a_disk_is_asked_for_names_too() -> None:
 
 @pytest.mark.parametrize("shards", [2, 16])
 @pytest.mark.long("seconds", runs_in="ci")
-def test_the_page_has_the_requests_and_the_price_of_a_second_day(shards: int) -> None:
+def test_docs_page_shows_the_measured_requests_and_price_of_a_second_day(shards: int) -> None:
     """In docs/requests.md: 0.5 cents for 1,000 writes or lists, and 0.04 for 1,000 reads or metadata requests."""
     lines = (REPOSITORY / "docs/requests.md").read_text().splitlines()
     head, _, *rows = [[cell.strip(" *") for cell in line.split("|")[1:-1]] for line in lines if line.startswith("|")][
@@ -84,7 +84,7 @@ def test_the_page_has_the_requests_and_the_price_of_a_second_day(shards: int) ->
 
 
 @pytest.mark.parametrize(("shards", "asked"), [(1, (3, 2, 5, 1, 1)), (4, (6, 2, 8, 1, 1))])
-def test_a_savepoint_asks_one_read_and_one_write_a_file(tmp_path: Path, shards: int, asked: tuple[int, ...]) -> None:
+def test_a_savepoint_makes_one_read_and_one_write_per_file(tmp_path: Path, shards: int, asked: tuple[int, ...]) -> None:
     pipeline = SmallPipeline(tmp_path, parallelism=shards)
     opened: list[FaultyStorage] = []
 
@@ -106,7 +106,7 @@ def test_a_savepoint_asks_one_read_and_one_write_a_file(tmp_path: Path, shards: 
 
 
 @pytest.mark.long("seconds", runs_in="ci")
-def test_the_counts_as_printed() -> None:
+def test_the_request_count_tool_prints_the_requests_of_each_phase() -> None:
     made = subprocess.run(
         [sys.executable, "-m", "tests.support.request_counts"], capture_output=True, text=True, check=True
     )

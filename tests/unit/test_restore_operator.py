@@ -121,7 +121,7 @@ def test_without_consent_nothing_is_restored(
 
 
 @pytest.mark.usefixtures("asked")
-def test_what_was_committed_meanwhile_was_not_agreed_to(folder: Folder, driver: list[Any]) -> None:
+def test_a_restore_fails_if_a_checkpoint_is_committed_during_its_approval(folder: Folder, driver: list[Any]) -> None:
     made, where = operator("2"), context()
     parked = park(made, where)
     folder.run(day(5), "a5")
@@ -138,13 +138,13 @@ def test_a_retry_asks_again_if_it_would_discard_more(folder: Folder, driver: lis
     assert len(asked) == 1 and not driver and folder.coordinator.log().head_id == 5
 
 
-def test_nobody_is_asked_if_nothing_is_discarded(folder: Folder, driver: list[Any], asked: list[Any]) -> None:
+def test_a_rewind_that_discards_nothing_needs_no_approval(folder: Folder, driver: list[Any], asked: list[Any]) -> None:
     assert run(operator("4"), context()) == {"kind": "rewind", "checkpoint": 5, "discarded": []}
     assert not asked and driver == [Validate(**OF_CODE, checkpoint="4")]
     assert newest(folder).content.base_id == 4
 
 
-def test_a_person_agrees_that_output_is_retracted(folder: Folder, driver: list[Any], asked: list[Any]) -> None:
+def test_retracting_output_needs_approval(folder: Folder, driver: list[Any], asked: list[Any]) -> None:
     """Also if no checkpoint is discarded: an earlier restore discarded them and left the output."""
     run(operator("2", ask=False), context())
     made, where = operator("2", retract_output=True), context()
@@ -198,7 +198,7 @@ def test_a_fork_of_latest_is_of_the_checkpoint_that_was_validated(
 
 @pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize(("of", "ids"), [("saved", [2, 3, 4]), ("a2", [3, 4])])
-def test_a_savepoint_asks_is_validated_and_restored_by_the_driver(
+def test_a_savepoint_is_validated_and_restored_by_the_driver_after_approval(
     driver: list[Any], asked: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, of: str, ids: list[int]
 ) -> None:
     """It holds the state at the end of day 2: what the pipeline has for days 3 and 4 would be discarded, and for day 2 if that is
@@ -220,7 +220,7 @@ def test_a_savepoint_asks_is_validated_and_restored_by_the_driver(
 
 @pytest.mark.parametrize("claim", ["NO_CLAIM", "CLAIM"])
 @pytest.mark.parametrize("half_deleted", [False, True])
-def test_a_retry_takes_what_an_earlier_try_restored_from_a_savepoint(
+def test_a_retry_reuses_the_savepoint_restore_that_an_earlier_try_committed(
     folder: Folder,
     asked: list[dict[str, Any]],
     tmp_path: Path,
@@ -295,12 +295,12 @@ def test_a_cleared_run_restores_again(folder: Folder, driver: list[Any], asked: 
     ],
 )
 @pytest.mark.usefixtures("folder", "driver")
-def test_a_restore_that_cannot_be_is_refused(target: str, more: dict[str, Any], message: str) -> None:
+def test_a_restore_to_an_unknown_or_invalid_target_is_refused(target: str, more: dict[str, Any], message: str) -> None:
     with pytest.raises(AirflowFailException, match=message):
         run(operator(target, **more), context())
 
 
-def test_the_dag_to_restore_by_hand() -> None:
+def test_restore_pipeline_makes_an_unscheduled_dag_with_target_and_fork_params() -> None:
     dag = restore_pipeline("restore_p", "m:P", ROOT, pipeline="p", restore={"ask": False})
     task = dag.get_task("restore")
     assert (task.target, task.fork_as, task.ask) == ("{{ params.target }}", "{{ params.fork_as or '' }}", False)

@@ -76,12 +76,12 @@ RERUN = [*days(5), record(6, day(1))]
         (AllOf(()), RERUN, {1, 2, 3, 4, 5, 6}),
     ],
 )  # fmt: skip
-def test_what_a_policy_keeps(policy: RetentionPolicy, records: list[Record], kept: set[int]) -> None:
+def test_policies_keep_by_count_per_day_and_age(policy: RetentionPolicy, records: list[Record], kept: set[int]) -> None:
     """F46, F48."""
     assert policy.keep(records) == kept
 
 
-def test_the_default_keeps_two_days_whole_and_the_end_of_each_of_35() -> None:
+def test_the_default_keeps_all_of_two_days_and_the_last_checkpoint_of_each_of_35_days() -> None:
     assert DEFAULT_POLICY.keep(days(50)) == set(range(16, 51))
     hourly = default_retention(timedelta(hours=1))
     assert hourly.keep(hours(24 * 40)) == {*range(24 * 6, 24 * 41, 24), *range(24 * 38 + 1, 24 * 40 + 1)}
@@ -119,7 +119,7 @@ def held(retention: RetentionPolicy, every: timedelta) -> list[int]:
     ],
 )
 @pytest.mark.long("half a second", runs_in="ci")
-def test_what_a_retention_holds(retention: RetentionPolicy, every: int, expected: tuple[int, int, int]) -> None:
+def test_policy_retains_expected_counts(retention: RetentionPolicy, every: int, expected: tuple[int, int, int]) -> None:
     """Checkpoints, the widest gap, and those that have lost their base: the checkpoint of the interval before them."""
     behind = held(retention, timedelta(hours=every))
     gaps = [older - newer for older, newer in pairwise(behind)]
@@ -141,7 +141,7 @@ def test_a_past_day_of_an_hourly_pipeline_can_be_run_again_hour_by_hour(past: in
         held = [*(r for r in held if r.id in kept), new]
 
 
-def test_a_policy_is_told_in_words() -> None:
+def test_a_policy_is_described_in_words() -> None:
     assert str(default_retention(timedelta(hours=1))) == (
         "the last 10 checkpoints and all of the last 2 days and the last one of each day for 35 days"
     )
@@ -150,23 +150,23 @@ def test_a_policy_is_told_in_words() -> None:
     )
 
 
-def test_the_new_one_stays_whatever_the_policy_says() -> None:
+def test_the_new_checkpoint_is_retained_under_every_policy() -> None:
     """F45: at least one checkpoint is retained."""
     log = log_in_memory(entries={r.id: r for r in days(3)})
     assert ids(plan_retention(log, record(4, day(4), 3), {}, AnyOf(()))) == [4]
 
 
-def test_a_re_run_of_an_old_day_does_not_cost_the_latest_state() -> None:
+def test_a_re_run_of_an_old_interval_keeps_the_latest_checkpoint() -> None:
     log = log_in_memory(entries={r.id: r for r in days(3)})
     assert ids(plan_retention(log, record(4, day(1)), {}, AnyOf(()))) == [3, 4]
 
 
-def test_protected_ones_stay() -> None:
+def test_protected_checkpoints_are_retained() -> None:
     log = log_in_memory(entries={r.id: r for r in days(3)})
     assert ids(plan_retention(log, record(4, day(4), 3), {}, KeepLast(1), frozenset({2, 99}))) == [2, 4]
 
 
-def test_quarantined_ones_and_their_descendants_do_not_count() -> None:
+def test_quarantined_checkpoints_and_their_descendants_do_not_count_for_keep_last() -> None:
     log = log_in_memory(entries={r.id: r for r in days(5)}, quarantined={4: Quarantine(id=4, reason="wrong")})
     kept = ids(plan_retention(log, record(6, day(4), 3), {}, KeepLast(3)))
     assert [i for i in kept if i not in (4, 5)] == [2, 3, 6]
@@ -194,7 +194,7 @@ def test_a_dropped_checkpoint_never_comes_back() -> None:
     assert ids(plan_retention(log_in_memory(entries=entries), record(4, day(4), 3), {}, KeepLast(9))) == [2, 3, 4]
 
 
-def test_marks_are_merged_and_stick() -> None:
+def test_new_stale_marks_are_added_and_existing_stale_marks_are_kept() -> None:
     entries = {r.id: r for r in days(3)}
     entries[3] = replace(entries[3], retained=tuple(Retained(id=i, stale_by=3 if i == 1 else None) for i in (1, 2, 3)))
     kept = plan_retention(log_in_memory(entries=entries), record(4, day(1)), {1: 4, 2: 4}, KeepLast(9))
@@ -202,7 +202,7 @@ def test_marks_are_merged_and_stick() -> None:
 
 
 @given(st.integers(1, 40), st.integers(1, 12), st.integers(1, 12))
-def test_what_is_kept_is_sorted_bounded_and_holds_the_new_one(n: int, last: int, per_day: int) -> None:
+def test_retained_ids_are_sorted_bounded_and_include_the_new_checkpoint(n: int, last: int, per_day: int) -> None:
     log = log_in_memory(entries={r.id: r for r in days(n)})
     kept = ids(plan_retention(log, record(n + 1, day(n + 1), n), {}, AnyOf((KeepLast(last), KeepPerDay(per_day)))))
     assert kept == sorted(set(kept))
@@ -210,12 +210,12 @@ def test_what_is_kept_is_sorted_bounded_and_holds_the_new_one(n: int, last: int,
     assert len(kept) <= last + per_day
 
 
-def test_quarantined_checkpoints_are_no_condition_on_usable_ones() -> None:
+def test_keep_quarantined_is_refused_inside_all_of() -> None:
     with pytest.raises(UsageError, match="KeepQuarantined is not about usable checkpoints, so it belongs in AnyOf"):
         AllOf((KeepLast(3), KeepQuarantined(7)))
 
 
-def test_the_highest_number_of_days_counts_for_quarantined_ones() -> None:
+def test_the_largest_keep_quarantined_of_a_policy_counts() -> None:
     policy = AnyOf((KeepQuarantined(3), AnyOf((KeepLast(1), KeepQuarantined(7))), KeepQuarantined(0)))
     assert (quarantined_days(policy), quarantined_days(KeepLast(1))) == (7, 14)
 
@@ -238,7 +238,7 @@ def test_the_highest_number_of_days_counts_for_quarantined_ones() -> None:
         lambda: counting(retention=()),
     ],
 )
-def test_what_could_not_be_recorded_is_refused(make: Any) -> None:
+def test_policy_arguments_of_wrong_type_or_range_are_refused(make: Any) -> None:
     with pytest.raises(UsageError, match="expected"):
         make()
 
@@ -246,7 +246,7 @@ def test_what_could_not_be_recorded_is_refused(make: Any) -> None:
 @pytest.mark.parametrize("kind", ["interval", "restore", "consolidate"])
 @pytest.mark.parametrize("own", [None, KeepLast(1)])
 @pytest.mark.parametrize("newest", [None, KeepLast(2)])
-def test_an_interval_brings_its_policy_and_all_else_goes_by_the_newest_record(
+def test_an_interval_uses_its_own_policy_and_other_commits_use_the_newest_record(
     newest: RetentionPolicy | None, own: RetentionPolicy | None, kind: Any
 ) -> None:
     """A rewind takes its content from an older record, whose policy no longer holds."""
@@ -258,7 +258,7 @@ def test_an_interval_brings_its_policy_and_all_else_goes_by_the_newest_record(
     assert replace(made, retention=own) == content(day(3), "a3", 2, kind=kind, retention=own)
 
 
-def test_a_commit_by_whoever_goes_by_what_is_recorded() -> None:
+def test_a_commit_without_a_given_policy_uses_the_recorded_policy() -> None:
     """The coordinator of an Airflow task knows no pipeline. An attempt that an older version prepared has no policy."""
     folder = Folder()
     kept = []

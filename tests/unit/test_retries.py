@@ -36,7 +36,7 @@ def delays(error: BaseException, retries: int = RETRIES, before: int = 0) -> lis
     "error",
     [failure("StorageUnavailable", "x"), failure("SourceError", "x"), failure("ValueError", "x"), exit_failure(-9)],
 )
-def test_a_killed_driver_is_back_soon_and_a_server_has_half_an_hour_also_after_a_clear(
+def test_retries_start_after_5_seconds_and_last_half_an_hour_even_after_a_clear(
     error: AirflowException, before: int
 ) -> None:
     found = delays(error, before=before)
@@ -45,7 +45,7 @@ def test_a_killed_driver_is_back_soon_and_a_server_has_half_an_hour_also_after_a
 
 
 @needs("retry policy")
-def test_more_retries_than_the_default_come_at_the_last_pace_and_fewer_end_sooner() -> None:
+def test_extra_retries_repeat_the_longest_delay_and_fewer_retries_end_sooner() -> None:
     error = failure("StorageUnavailable", "x")
     assert delays(error, 9)[-3:] == [600] * 3
     assert delays(error, 2) == [5, 15]
@@ -53,7 +53,7 @@ def test_more_retries_than_the_default_come_at_the_last_pace_and_fewer_end_soone
 
 @needs("retry policy")
 @pytest.mark.parametrize("before", [0, 40])
-def test_an_exception_of_the_users_code_is_not_tried_for_half_an_hour(before: int) -> None:
+def test_an_exception_of_user_code_is_retried_three_times_after_5_seconds(before: int) -> None:
     error = failure("ProcessorError", "x")
     assert isinstance(error, UserCodeFailed)
     assert delays(error, before=before) == [5, 5, 5]
@@ -67,7 +67,7 @@ PAUSES = {
 
 
 @pytest.mark.parametrize("version", [(3, 1), pytest.param((3, 2), marks=needs("factor of pauses"))])
-def test_the_half_hour_holds_where_airflow_has_no_policies(version: tuple[int, int]) -> None:
+def test_retries_last_half_an_hour_on_an_airflow_without_retry_policies(version: tuple[int, int]) -> None:
     """Airflow's own function computes the pauses. With 3.1 the factor is always 2, for which True stands."""
     task = SimpleNamespace(**own_pauses(timedelta(minutes=10), version))
     if has("factor of pauses") and task.retry_exponential_backoff is True:
@@ -89,7 +89,7 @@ def test_the_half_hour_holds_where_airflow_has_no_policies(version: tuple[int, i
     ("tries", "before", "own", "ends"),
     [(3, 0, {}, False), (4, 0, {}, True), (8, 5, {}, False), (9, 5, {}, True), (7, 0, {"retry_delay": 1}, False)],
 )
-def test_the_users_code_is_tried_three_times_where_airflow_has_no_policies(
+def test_user_code_is_retried_three_times_on_an_airflow_without_retry_policies(
     monkeypatch: pytest.MonkeyPatch, tries: int, before: int, own: dict[str, int], ends: bool
 ) -> None:
     """`before`: tries until the task was cleared."""
@@ -110,7 +110,7 @@ def test_the_users_code_is_tried_three_times_where_airflow_has_no_policies(
         ({"retry_exponential_backoff": 2}, RETRIES, 5, False),
     ],
 )
-def test_a_delay_of_the_users_own_is_taken_instead(
+def test_retry_settings_of_the_user_replace_the_defaults(
     own: dict[str, Any] | None, retries: int, delay: int, policy: bool
 ) -> None:
     found = retry_arguments(own)
@@ -125,7 +125,7 @@ def grows(task: Any) -> bool:
     return bool(task.has_retry_policy if has("retry policy") else task.retry_exponential_backoff)
 
 
-def test_every_task_of_the_factories_has_it() -> None:
+def test_every_task_of_the_dag_factories_gets_the_default_retries() -> None:
     start = datetime(2024, 1, 1, tzinfo=UTC)
     daily = stateful_pipeline(
         "p", "m:P", "file:///r", schedule="@daily", start_date=start, savepoint={"folder": "file:///s"},

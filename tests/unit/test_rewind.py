@@ -97,7 +97,7 @@ def test_a_rewind_references_its_target_and_makes_the_rest_stale(inline: bool, s
     }
 
 
-def test_the_target_may_be_dropped_afterwards() -> None:
+def test_files_of_a_rewind_target_are_kept_after_retention_drops_the_target() -> None:
     """Its files go on living with the record that went back to it."""
     folder = history(policy=KeepLast(4), inline=False)
     back(folder, 2)
@@ -126,7 +126,7 @@ def test_the_plan_names_what_it_discards_and_how_to_run_it_again() -> None:
     assert "Nothing is discarded" in str(newest)
 
 
-def test_what_retention_dropped_is_run_again_too() -> None:
+def test_a_rewind_plan_re_runs_intervals_whose_checkpoints_retention_dropped() -> None:
     """After day 2 only the last day's checkpoint is retained: running that day again alone would meet a gap."""
     folder = history()
     folder.options["policy"] = KeepLast(1)
@@ -137,14 +137,14 @@ def test_what_retention_dropped_is_run_again_too() -> None:
     assert plan_rewind(log, 5).rerun == Rerun(first=day(3).start, last=day(4).start)
 
 
-def test_every_usable_checkpoint_is_named() -> None:
+def test_the_error_for_an_unknown_target_lists_every_usable_checkpoint() -> None:
     folder = Folder(days=14)
     log = folder.coordinator.log()
     with pytest.raises(UsageError, match=r"usable checkpoints: 1 to 14$"):
         plan_rewind(log, 99)
 
 
-def test_the_plan_is_what_happens() -> None:
+def test_a_rewind_discards_the_checkpoints_of_its_plan() -> None:
     folder = history()
     folder.run(day(2), "again")  # 5; makes 3 and 4 stale
     folder.run(day(3), "b3")  # 6
@@ -179,7 +179,7 @@ def test_a_rewind_undoes_a_re_run() -> None:
 
 
 @pytest.mark.parametrize(("refused", "target"), [(2, 2), (2, 3), (1, 4)])
-def test_a_quarantined_target_needs_somebody_to_vouch_for_it(refused: int, target: int) -> None:
+def test_a_rewind_to_a_quarantined_checkpoint_needs_allow_quarantined(refused: int, target: int) -> None:
     folder = history()
     folder.coordinator.quarantine(refused, "wrong")
     before = folder.paths()
@@ -202,7 +202,7 @@ def test_a_quarantined_target_needs_somebody_to_vouch_for_it(refused: int, targe
         base_of(folder, target + 3)
 
 
-def test_what_is_not_there_is_named() -> None:
+def test_a_rewind_to_an_unknown_or_dropped_checkpoint_is_refused() -> None:
     folder = history(policy=KeepLast(2))
     folder.coordinator.clean_up()
     with pytest.raises(UsageError, match=r"no checkpoint 99.*usable checkpoints: 3, 4"):
@@ -221,7 +221,7 @@ def test_no_more_is_discarded_than_was_agreed() -> None:
     assert back(folder, 2, agreed=agreed | {5}).id == 6
 
 
-def test_a_rewind_is_done_once() -> None:
+def test_a_repeated_rewind_attempt_commits_only_once() -> None:
     """A late retry of it must not discard what was made since."""
     folder = history()
     back(folder, 2)
@@ -282,7 +282,7 @@ def test_retracted_output_stays_retracted() -> None:
     assert {i: n for i, n, _ in told_to_the_sink(folder)} == {day(n): 5 for n in (2, 3, 4)}
 
 
-def test_a_rewind_retracts_output_of_other_boundaries_too() -> None:
+def test_a_rewind_retracts_output_of_intervals_with_other_boundaries_too() -> None:
     folder = history()
     both = Interval(day(3).start, day(4).end)
     folder.run(both, "b", permissions=Permissions(replace_overlapping=True))
@@ -387,7 +387,7 @@ def test_real_state_is_forked_by_links_and_found_sound(tmp_path: Path) -> None:
 
 
 @pytest.mark.long("half a second", runs_in="ci")
-def test_a_native_savepoint_can_be_forked_and_a_canonical_one_is_sent_elsewhere(tmp_path: Path) -> None:
+def test_a_native_savepoint_can_be_forked_and_a_canonical_savepoint_is_refused(tmp_path: Path) -> None:
     origin = SmallPipeline(tmp_path)
     native = origin.take(tmp_path / "native", "native")
     into = LocalStorage(tmp_path / "q")
@@ -405,7 +405,7 @@ def test_a_native_savepoint_can_be_forked_and_a_canonical_one_is_sent_elsewhere(
         )
 
 
-def test_the_same_fork_again_is_refused_and_says_what_can_be_done() -> None:
+def test_a_second_fork_into_a_pipeline_is_refused_unless_its_checkpoint_is_later() -> None:
     folder, into = history(), MemoryStorage("memory://other")
     split(folder, 3, into)
     assert split(folder, 3, into).outcome == "already"
@@ -419,7 +419,7 @@ def test_the_same_fork_again_is_refused_and_says_what_can_be_done() -> None:
         fork(folder.storage, 3, folder.coordinator.at, run=run("fork"), attempt="third")
 
 
-def test_a_fork_of_what_may_not_be_used_is_refused() -> None:
+def test_a_fork_of_a_stale_or_quarantined_checkpoint_is_refused() -> None:
     folder, into = history(), MemoryStorage("memory://other")
     folder.run(day(2), "again")
     folder.coordinator.quarantine(5, "wrong")
@@ -496,7 +496,7 @@ def test_a_fork_whose_answer_is_lost_is_completed_by_the_same_call() -> None:
             assert check_own(into).id == 1
 
 
-def test_forks_of_one_name_at_once() -> None:
+def test_of_two_concurrent_forks_into_one_name_the_later_is_fenced() -> None:
     """One of them is the pipeline; the other leaves nothing behind."""
     folder, into = history(), MemoryStorage("memory://other")
 
@@ -512,7 +512,7 @@ def test_forks_of_one_name_at_once() -> None:
     assert {paths.attempt_of(i.path) for i in into.list(paths.SHARED)} == {"first"}
 
 
-def test_a_source_that_retention_drops_meanwhile() -> None:
+def test_a_fork_completes_although_retention_drops_its_source_meanwhile() -> None:
     folder, into = history(policy=KeepLast(4)), MemoryStorage("memory://other")
 
     once = Lock()  # files are copied several at a time

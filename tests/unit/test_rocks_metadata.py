@@ -114,7 +114,7 @@ def test_a_store_that_is_opened_again_keeps_its_filters(tmp_path: Path, memory: 
             assert f"# entries for filter={n + 1};" in found
 
 
-def test_files_without_their_metadata_are_no_empty_store(tmp_path: Path, memory: Path) -> None:
+def test_a_store_whose_metadata_are_missing_is_refused_as_corrupt(tmp_path: Path, memory: Path) -> None:
     """Open elsewhere, or the folder in memory is lost: RocksDB itself would begin anew, in the same folder."""
     with RocksStore(tmp_path / "db", options(memory)) as store:
         store.write([(b"a", b"1")])
@@ -125,7 +125,7 @@ def test_files_without_their_metadata_are_no_empty_store(tmp_path: Path, memory:
 
 
 @pytest.mark.parametrize("why", ["absent", "a file", "too small", "without locks"])
-def test_without_memory_they_lie_beside_the_state(
+def test_metadata_lie_beside_the_state_if_the_memory_folder_is_unusable(
     tmp_path: Path, memory: Path, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = memory
@@ -156,7 +156,7 @@ def other_process(memory: Path) -> Iterator[Path]:
         holder.stdin.close()
 
 
-def test_what_a_killed_process_left_goes_and_nothing_else(tmp_path: Path, memory: Path, other_process: Path) -> None:
+def test_opening_deletes_only_folders_of_killed_processes(tmp_path: Path, memory: Path, other_process: Path) -> None:
     """A folder that somebody has locked stays, this process or another; and what is not ours."""
     killed = memory / ".cairn-rocksdb-killed"
     others = {
@@ -325,7 +325,7 @@ def test_a_work_folder_is_locked_by_a_process_of_the_same_kernel_only(name: str,
         ("unlocked", 8, 6, True),
     ],
 )
-def test_where_locks_say_nothing_the_age_does(
+def test_a_work_folder_without_a_reliable_lock_is_deleted_after_a_week(
     parent: Path, monkeypatch: pytest.MonkeyPatch, of: str, age_days: int, inner_age_days: int, stays: bool, locks: bool
 ) -> None:
     """``inner_age_days``: since a file was made in the store, which lies in the folder."""
@@ -339,7 +339,7 @@ def test_where_locks_say_nothing_the_age_does(
         assert folder.exists() == stays
 
 
-def test_a_task_without_a_lock_says_so(temp: Path, parent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unlockable_work_folder_is_named_unlocked(temp: Path, parent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Others may be able to lock its folder, as when this process had no descriptor left: that must not count."""
     with monkeypatch.context() as patched:
         patched.setattr("fcntl.flock", Mock(side_effect=OSError(errno.ENOLCK, "no locks left")))
@@ -355,7 +355,7 @@ def test_a_task_without_a_lock_says_so(temp: Path, parent: Path, monkeypatch: py
         assert work.name.startswith("unlocked-p-")
 
 
-def test_one_start_removes_some_and_only_folders_of_ours(temp: Path, parent: Path, tmp_path: Path) -> None:
+def test_a_task_start_deletes_a_limited_number_of_own_folders_only(temp: Path, parent: Path, tmp_path: Path) -> None:
     others = {temp / "cairn-p-0-abcdefgh", temp / f"{kernel()}-p-0-x", tmp_path / "linked"}
     for folder in others:
         folder.mkdir()
@@ -396,7 +396,7 @@ def test_a_parent_that_becomes_a_link_is_not_followed(
 
 
 @pytest.mark.parametrize("what", ["a file", "a link", "another's"])
-def test_a_parent_that_is_not_ours_is_left_alone(
+def test_a_work_folder_parent_that_is_a_file_or_link_or_another_users_is_not_used(
     temp: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     parent = temp / f"cairn-work-{os.geteuid()}"
@@ -436,7 +436,7 @@ class Compacting:
         ({"compaction_pending": 1}, "compactions in .* did not end within 0 s; is the local disk slow or failing?"),
     ],
 )
-def test_a_compaction_that_does_not_end_well(tmp_path: Path, says: dict[str, int], message: str) -> None:
+def test_a_failed_or_slow_compaction_is_reported(tmp_path: Path, says: dict[str, int], message: str) -> None:
     store: Any = RocksStore(tmp_path / "db")
     real, store._db = store._db, Compacting(**says)
     try:
@@ -463,7 +463,7 @@ def test_a_full_local_disk_is_not_taken_for_the_storage() -> None:
     assert "is full (not the storage); free some space there, or set TMPDIR to a folder with more" in str(error)
 
 
-def test_a_disk_that_is_full_for_a_tasks_own_files_is_named_too() -> None:
+def test_a_disk_that_is_full_when_a_task_writes_its_own_files_is_reported() -> None:
     """What restores, captures and outputs write there beside RocksDB. Any other error is the block's own."""
     with pytest.raises(StorageUnavailable, match=r"is full \(not the storage\).*No space left"), work_folder("full"):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -63,7 +63,7 @@ def test_files_that_do_not_overlap_are_accepted(edits: list[bytes], files: int) 
         ([edit(200, 1)], "unknown tag 200"),
     ],
 )  # fmt: skip
-def test_files_and_numbers_that_contradict_each_other(edits: list[bytes], says: str) -> None:
+def test_files_and_numbers_that_contradict_each_other_are_refused(edits: list[bytes], says: str) -> None:
     records = edits if WHOLE in edits else [*edits, WHOLE]
     with pytest.raises(CorruptFile, match=f"^the MANIFEST is not a MANIFEST that RocksDB can open: .*{says}"):
         live_ssts(log_of(*records), "the MANIFEST")
@@ -84,12 +84,12 @@ def test_files_and_numbers_that_contradict_each_other(edits: list[bytes], says: 
         (log_of(WHOLE) + piece(FIRST_PIECE, WHOLE), "the last record has no end"),
     ],
 )  # fmt: skip
-def test_a_log_with_another_framing(log: bytes, says: str) -> None:
+def test_a_log_with_damaged_record_framing_is_refused(log: bytes, says: str) -> None:
     with pytest.raises(CorruptFile, match=says):
         live_ssts(log, "it")
 
 
-def test_pieces_of_a_record() -> None:
+def test_pieces_of_a_record_are_joined() -> None:
     record = file(8, 6, b"a", b"c") + WHOLE
     log = piece(FIRST_PIECE, record[:2]) + piece(MIDDLE_PIECE, record[2:3]) + piece(LAST_PIECE, record[3:])
     assert [sst.number for sst in live_ssts(log, "it")] == [8]
@@ -104,7 +104,7 @@ def test_a_record_begins_in_the_next_block_if_no_header_fits_in_this_one(tail: i
     assert [sst.number for sst in live_ssts(log_of(filling) + rest, "it")] == [8]
 
 
-def test_records_of_rocksdb_that_cross_blocks(tmp_path: Path) -> None:
+def test_records_of_rocksdb_that_cross_blocks_are_read(tmp_path: Path) -> None:
     keys = [bytes([0, n]) + bytes(20_000) for n in range(4)]
     with RocksStore(tmp_path / "db") as store:
         for key in keys:

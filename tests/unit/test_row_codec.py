@@ -59,12 +59,12 @@ def test_metadata_is_carried_but_not_compared():
 
 
 @pytest.mark.parametrize("json", [{}, {"type": "struct"}, array("long"), {"type": "struct", "fields": [{"name": "a"}]}])
-def test_what_is_no_struct_in_json(json):
+def test_json_that_is_no_spark_struct_is_refused(json):
     with pytest.raises(StateSchemaError, match="Spark struct type in JSON"):
         parse_struct(json)
 
 
-def test_two_fields_of_one_name():
+def test_two_fields_of_one_name_are_refused():
     with pytest.raises(StateSchemaError, match="two fields share a name: a, a"):
         parse_struct(struct_of(field("a", "long"), field("a", "string")))
 
@@ -81,14 +81,14 @@ def test_two_fields_of_one_name():
         ({"type": "udt", "class": "x.Y", "sqlType": "string"}, "udt"),
     ],
 )
-def test_types_that_state_cannot_hold(of, name):
+def test_types_that_state_cannot_store_are_refused(of, name):
     with pytest.raises(StateSchemaError, match=f"state 'x' field 'a': {name} can't be stored: "):
         codec(a=of)
     with pytest.raises(StateSchemaError, match=rf"state 'x' field 'a\.value\.b': {name} can't"):
         codec(a=mapping("string", struct(b=of)))
 
 
-def test_map_keys_that_python_cannot_hash():
+def test_map_keys_that_python_cannot_hash_are_refused():
     with pytest.raises(StateSchemaError, match=r"state 'x' field 'a': map<array<int>, int> can't be stored"):
         codec(a=mapping(array("integer"), "integer"))
 
@@ -125,7 +125,7 @@ LAYOUT = [
 
 
 @pytest.mark.parametrize(("json", "row", "expected"), LAYOUT)
-def test_each_type_keeps_its_bytes(json, row, expected):
+def test_each_type_is_encoded_as_its_specified_bytes(json, row, expected):
     coder = RowCodec("x", parse_struct(json), 3)
     data = bytes.fromhex(expected.replace(" ", ""))
     assert coder.encode(row).hex() == data.hex()
@@ -257,7 +257,7 @@ def test_instants_are_wall_time_in_the_zone():
     assert coder.encode((datetime(2024, 1, 1), None)) == in_utc.encode((datetime(2024, 1, 1, 5), None))
 
 
-def test_for_ever_reads_in_any_zone():
+def test_the_maximum_timestamp_is_decoded_in_a_zone_east_of_utc():
     """9999-12-31 23:59:59 in UTC is beyond what a datetime can be east of it."""
     at = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)
     coder = RowCodec("x", parse_struct(struct(a="timestamp")), 1, zone=KOLKATA)
@@ -352,7 +352,7 @@ def test_errors_give_the_path(of, value, path):
         codec(a=of).encode((value,))
 
 
-def test_a_null_in_a_field_that_is_not_nullable():
+def test_a_null_in_a_field_that_is_not_nullable_is_refused():
     coder = RowCodec("x", parse_struct(struct_of(field("a", "long", False), field("b", "long"))), 1)
     assert coder.decode(coder.encode((1, None))) == (1, None)
     with pytest.raises(
@@ -364,7 +364,7 @@ def test_a_null_in_a_field_that_is_not_nullable():
 
 
 @pytest.mark.parametrize("row", [None, 5, object()])
-def test_what_is_no_row(row):
+def test_a_value_that_is_no_row_is_refused(row):
     with pytest.raises(StateTypeError, match=r"^state 'x': expected struct<a: bigint, b: string>, found "):
         codec(a="long", b="string").encode(row)
     with pytest.raises(TypeError):
@@ -394,7 +394,7 @@ def test_truncated_or_longer_bytes_are_refused(json, row, expected):
 
 
 @pytest.mark.parametrize("fields", [{"a": "long"}, {"a": "string"}, {"a": "date"}])
-def test_other_headers_are_refused(fields):
+def test_an_entry_of_another_schema_version_or_format_is_refused(fields):
     data = codec(3, **fields).encode((None,))
     with pytest.raises(CorruptFile, match=r"state 'x': .* it has schema version 03, expected 04"):
         codec(4, **fields).decode(data)

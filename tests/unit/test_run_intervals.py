@@ -96,7 +96,7 @@ def run_alone(root: Path, interval: Interval, **more: Any) -> Record:
     return result.record
 
 
-def test_each_is_what_it_would_be_alone_and_stays_when_asked_again(tmp_path: Path) -> None:
+def test_a_range_gives_the_results_of_single_runs_and_keeps_them_if_repeated(tmp_path: Path) -> None:
     alone, together = tmp_path / "alone", tmp_path / "together"
     for interval in WEEK:
         run_alone(alone, interval)
@@ -127,7 +127,7 @@ def test_each_is_what_it_would_be_alone_and_stays_when_asked_again(tmp_path: Pat
 
 
 @pytest.mark.long("half a second", runs_in="ci")
-def test_other_input_or_code_is_computed_and_what_was_made_from_it(tmp_path: Path) -> None:
+def test_intervals_with_changed_input_or_code_and_later_intervals_are_recomputed(tmp_path: Path) -> None:
     run_all(tmp_path)
     DAYS[day(2).start] = [("bob", "kiwi", 7)]
     planned = plan_all(tmp_path)
@@ -156,7 +156,7 @@ def test_a_permission_for_the_first_computed_interval_does_not_count_for_later_o
 
 
 @pytest.mark.long("half a second", runs_in="ci")
-def test_a_failure_stops_it_and_the_same_call_goes_on_behind(tmp_path: Path) -> None:
+def test_a_failure_stops_the_range_and_the_same_call_continues_at_the_failed_interval(tmp_path: Path) -> None:
     """The source of the next day is asked ahead; that it fails matters when it is that day's turn."""
     run = RunRef(run_id="manual__1", clear_number=0, try_number=1)
     BROKEN.add(day(3))
@@ -184,7 +184,7 @@ def test_a_failure_stops_it_and_the_same_call_goes_on_behind(tmp_path: Path) -> 
     assert all(ran(run_all(tmp_path, WEEK[:2], reprocess="all", run=cleared)))
 
 
-def test_a_sink_that_fails_stops_it_behind_its_own_interval(tmp_path: Path) -> None:
+def test_a_failing_sink_stops_the_range_after_its_interval_is_committed(tmp_path: Path) -> None:
     called: list[int] = []
 
     def sink(spark: Any, paths: list[str], interval: Interval, checkpoint_id: int) -> None:
@@ -238,7 +238,7 @@ def test_a_clean_up_that_fails_keeps_the_next_interval_from_being_committed(
     assert ran(run_all(tmp_path)) == [False, True, True, True, True]
 
 
-def test_without_a_position_everything_is_computed(tmp_path: Path) -> None:
+def test_without_a_source_offset_every_interval_is_recomputed(tmp_path: Path) -> None:
     blind = pipeline_of(source=read_without_position)
     run_all(tmp_path, WEEK[:2], blind)
     outcomes = run_all(tmp_path, WEEK[:2], blind)
@@ -261,7 +261,7 @@ def test_only_the_interval_that_reads_initial_state_is_computed_again(tmp_path: 
 
 
 @pytest.mark.long("half a second", runs_in="ci")
-def test_nothing_is_read_ahead_if_told_so(tmp_path: Path) -> None:
+def test_with_read_ahead_off_a_source_is_read_after_the_previous_commit(tmp_path: Path) -> None:
     """A source that depends on what the pipeline has written sees all that is committed."""
     seen: list[int] = []
 
@@ -273,7 +273,7 @@ def test_nothing_is_read_ahead_if_told_so(tmp_path: Path) -> None:
     assert seen == [0, 1, 2, 3, 4]
 
 
-def test_another_run_of_a_committed_day_finds_it(tmp_path: Path) -> None:
+def test_a_committed_interval_is_reused_by_another_run_unless_cleared_or_changed(tmp_path: Path) -> None:
     """As Airflow's own run of a day does: a clear, other input and another base are no reason to leave the day as it is."""
 
     def found(run_id: str = "scheduled__1", clear_number: int = 0) -> int | None:
@@ -295,7 +295,7 @@ def test_another_run_of_a_committed_day_finds_it(tmp_path: Path) -> None:
     assert found() is None
 
 
-def test_the_mode_is_no_part_of_what_a_result_is_made_of(tmp_path: Path) -> None:
+def test_the_mode_does_not_change_the_input_hash(tmp_path: Path) -> None:
     first, again = run_alone(tmp_path / "a", day(0)), run_alone(tmp_path / "b", day(0), mode="full")
     assert first.content.input_hash == again.content.input_hash is not None
 
@@ -361,7 +361,7 @@ def test_the_phases_of_an_interval_cover_all_that_it_took(tmp_path: Path, caplog
     assert "other" not in told  # they add up to the wall time within a twentieth
 
 
-def test_a_call_reads_one_record_of_the_retained_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_reads_only_the_newest_of_the_retained_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_all(tmp_path)
     read: list[int] = []
     plain = RecordReader._read

@@ -142,7 +142,7 @@ def cuts(rng, rows, count):
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.long("seconds", runs_in="ci")
-def test_all_aggregates_against_plain_python(seed):
+def test_all_aggregates_equal_folds_in_plain_python(seed):
     rng = random.Random(seed)
     driver, history = ArrowDriver(Everything(), SCHEMA, KEYS), defaultdict(list)
     for null_share in (0, 0.5, 0.9):
@@ -159,7 +159,7 @@ def test_all_aggregates_against_plain_python(seed):
 
 
 @pytest.mark.long("half a second", runs_in="ci")
-def test_one_row_per_key_gives_what_many_give():
+def test_aggregates_of_one_row_per_key_equal_folds_in_plain_python():
     """There no values are grouped."""
     rng = random.Random("one row")
     driver, history = ArrowDriver(Everything(), SCHEMA, KEYS), defaultdict(list)
@@ -199,7 +199,7 @@ D, NAN, INF = Decimal, math.nan, math.inf
         (pa.decimal128(38, 2), [D("0.50"), D("0.25")], (D("0.75"), D("0.375000"), 0.03125, D("0.25"), D("0.50"))),
     ],
 )  # fmt: skip
-def test_spark_agrees(of, values, want):
+def test_aggregates_equal_the_results_of_spark(of, values, want):
     """sum, avg, var_samp, min and max of Spark 4.3.0, written down; a variance may differ in its last digits."""
     row = folded(
         pa.array(values, of),
@@ -290,7 +290,7 @@ def test_a_decimal_mean_that_does_not_fit_is_an_error():
         ArrowDriver(Average(), rows.schema, ["key"]).run(rows)
 
 
-def test_types_of_results():
+def test_each_aggregate_has_its_expected_output_type():
     rows = some_rows(random.Random("types"), 3, 0)
     output = ArrowDriver(Everything(), SCHEMA, KEYS).run(rows)
     found = {name: output.schema.field(name).type for name in output.column_names}
@@ -334,7 +334,7 @@ def test_a_sum_that_overflows_is_an_error(of, most, type_text, splits):
 # --- keys and batches -------------------------------------------------------------------------------------------------
 
 
-def test_first_and_last_of_types_that_only_they_take():
+def test_first_and_last_also_take_array_columns():
     of = pa.list_(pa.int64())
     values = pa.array([None, [1, 2], [], None], of)
     aggregates = {"first": First("value"), "last": Last("value")}
@@ -363,7 +363,7 @@ def started(processor):
     return processor
 
 
-def test_a_key_that_goes_on_has_no_output_yet():
+def test_a_key_that_continues_in_the_next_batch_has_no_output_yet():
     rows = pa.table({"key": [1, 1, 2, 2]})
     result = started(Rows()).handleBatch(batch_of(rows, [0, 2, 4], last_key_continues=True))
     assert result.output.to_pylist() == [{"key": 1, "rows": 2}]
@@ -391,7 +391,7 @@ def test_a_key_without_rows_is_a_bug_of_the_caller():
         started(Rows()).handleBatch(batch_of(pa.table({"key": [1, 2]}), [0, 1, 1, 2]))
 
 
-def test_columns_in_several_chunks_and_slices():
+def test_chunked_and_sliced_columns_give_the_same_output():
     rng = random.Random("chunks")
     rows = some_rows(rng, 10, 0.4)
     chunked = pa.concat_tables([rows.slice(0, 7), rows.slice(7, 1), rows.slice(8)])
@@ -400,7 +400,7 @@ def test_columns_in_several_chunks_and_slices():
     assert ArrowDriver(Everything(), SCHEMA, KEYS).run(chunked).equals(output)
 
 
-def test_what_lies_under_a_null_is_not_looked_at():
+def test_bytes_under_a_null_do_not_change_the_output():
     """Arrow leaves it open, in rows and in states."""
     garbage = pa.py_buffer(np.full(32, 0x7FF123, "<u8"))
 
@@ -472,13 +472,13 @@ def declared(columns=None, keys=("key",), **aggregates):
         ({"ttl_ms": Max("delay")}, "every processor already has an attribute 'ttl_ms'"),
     ],
 )
-def test_mistakes_are_told_before_the_first_record(aggregates, message):
+def test_wrong_declarations_are_refused_before_the_first_record(aggregates, message):
     columns = {"delay": LongType(), "tags": ArrayType(StringType()), "folded": StringType("UTF8_LCASE")}
     with pytest.raises(UsageError, match=message):
         declared(columns, **aggregates)
 
 
-def test_an_error_bound_out_of_reach_is_told_where_it_is_declared():
+def test_an_unreachable_error_bound_is_refused_at_its_declaration():
     with pytest.raises(UsageError, match=r"found 1e-05"):
         ApproxDistinct("carrier", relative_error=0.00001)
 

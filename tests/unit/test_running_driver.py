@@ -63,7 +63,7 @@ time.sleep(60)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc")
-def test_a_fork_with_a_title_belongs_to_its_parents_owner_who_ends_both(tmp_path: Path) -> None:
+def test_stopping_owned_processes_also_ends_a_forked_driver(tmp_path: Path) -> None:
     told = tmp_path / "told"
     owned = OwnedProcesses(tmp_path)
     owned.start("forks", [sys.executable, "-c", FORKS], env={**os.environ, "TOLD": str(told)}, cwd=tmp_path)
@@ -81,7 +81,7 @@ def test_a_fork_with_a_title_belongs_to_its_parents_owner_who_ends_both(tmp_path
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="warm drivers need Linux")
-def test_a_host_that_retires_lets_nobody_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_retiring_driver_host_resets_waiting_connections(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)  # A socket's path has at most 107 characters.
     host = _Host("host.sock", os.getpid(), None)
     listener = host._listener  # As `serve` keeps it until the next event.

@@ -46,7 +46,7 @@ def test_a_teardown_that_hangs_ends_the_run() -> None:
 
 
 @pytest.mark.long("ten seconds: a copy of the repository, and two runs of pytest")
-def test_parts_are_whole_together_and_a_part_alone_is_not(tmp_path: Path) -> None:
+def test_only_the_last_part_of_a_test_run_fails_for_errors_that_no_test_provokes(tmp_path: Path) -> None:
     """The last part fails: its six tests provoke few of the errors that users can meet. The part before it leaves that open."""
     copy = "git ls-files -coz --exclude-standard --deduplicate | xargs -0 cp --parents -t"
     git = "git -c user.name=t -c user.email=t"

@@ -250,7 +250,7 @@ def test_the_owner_may_claim_again_and_nobody_else_may_restore() -> None:
         check_unclaimed(storage, "other")
 
 
-def test_two_tries_of_the_owner_at_once_are_told_apart() -> None:
+def test_a_claim_fails_if_another_try_of_its_owner_claims_at_the_same_time() -> None:
     storage = MemoryStorage()
     claim_savepoint(storage, claim("mine", "first"))
 
@@ -278,7 +278,7 @@ def test_deleting_begins_with_the_record_and_leaves_the_claim(tmp_path: Path, fo
         read_savepoint(storage)
 
 
-def test_a_folder_that_is_no_savepoint_says_so(tmp_path: Path) -> None:
+def test_a_folder_without_a_savepoint_record_is_refused(tmp_path: Path) -> None:
     """F75: an unknown path."""
     with pytest.raises(UsageError, match=r"not a savepoint: it has no savepoint\.json"):
         read_savepoint(LocalStorage(tmp_path / "nowhere"))
@@ -352,7 +352,7 @@ def test_the_same_attempt_restores_once_wherever_the_try_before_it_died(
         shutil.rmtree(folder)
 
 
-def test_an_attempt_is_of_one_savepoint(tmp_path: Path) -> None:
+def test_an_attempt_can_not_be_reused_for_a_different_savepoint(tmp_path: Path) -> None:
     for name in ("one", "two"):
         SmallPipeline(tmp_path / f"origin-{name}").take(tmp_path / name, "native")
 
@@ -493,7 +493,7 @@ def test_retention_deletes_what_a_restore_linked_and_not_the_savepoint(tmp_path:
     assert record.id == 3 and findings(root, record.content, tmp_path) == []
 
 
-def test_a_savepoint_of_today_reads_as_written(tmp_path: Path) -> None:
+def test_a_native_savepoint_record_without_a_file_list_is_read(tmp_path: Path) -> None:
     """The record alone says what is where; without files it is the format of native savepoints before there was another."""
     savepoint = SmallPipeline(tmp_path).take(tmp_path / "savepoint", "native")
     envelope = json.loads((tmp_path / "savepoint" / paths.SAVEPOINT_RECORD).read_text())
@@ -503,7 +503,7 @@ def test_a_savepoint_of_today_reads_as_written(tmp_path: Path) -> None:
     assert record_codec.decode(json.dumps(envelope).encode(), "p", Savepoint) == savepoint
 
 
-def test_a_claim_that_is_given_back_meanwhile_is_tried_again() -> None:
+def test_a_claim_that_meets_a_concurrent_release_fails_and_advises_a_retry() -> None:
     """The owner's other try releases it between the refusal and the look."""
     storage = MemoryStorage()
     claim_savepoint(storage, claim("mine", "first"))

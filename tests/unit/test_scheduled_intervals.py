@@ -124,7 +124,7 @@ def declared(schedule: object, start: datetime = START) -> Pipeline:
     return bare_pipeline(start=start, schedule=schedule)
 
 
-def test_a_text_counts_in_the_zone_of_the_start() -> None:
+def test_a_cron_text_uses_the_time_zone_of_the_pipeline_start() -> None:
     berlin = datetime(2024, 3, 26, 6, tzinfo=ZoneInfo("Europe/Berlin"))
     assert declared("0 6 * * 1-5", berlin).declared_schedule == WEEKDAYS
     assert declared("@daily").declared_schedule == Cron("0 0 * * *", "UTC")
@@ -143,17 +143,17 @@ def test_a_text_counts_in_the_zone_of_the_start() -> None:
         (Cron("@daily", "Mars/Olympus"), "no time zone"),
     ],
 )
-def test_a_schedule_that_is_none_is_refused(schedule: object, says: str) -> None:
+def test_an_invalid_schedule_is_refused(schedule: object, says: str) -> None:
     with pytest.raises(UsageError, match=says):
         declared(schedule)
 
 
-def test_a_cron_of_other_types_is_refused() -> None:
+def test_a_cron_whose_zone_is_no_text_is_refused() -> None:
     with pytest.raises(UsageError, match="both must be texts"):
         Cron("@daily", 3)  # type: ignore[arg-type]
 
 
-def test_the_dag_gives_the_schedule_or_has_the_declared_one() -> None:
+def test_the_schedule_of_the_dag_is_used_and_must_equal_a_declared_schedule() -> None:
     assert declared(None).scheduled_by(WEEKDAYS, "the DAG").declared_schedule == WEEKDAYS
     named = declared(Cron("0 6 * * MON-FRI", "Europe/Berlin"))
     assert named.scheduled_by(WEEKDAYS, "the DAG") == named
@@ -231,7 +231,7 @@ def test_an_interval_that_ends_at_a_time_that_the_clock_skips_is_planned(
         assert healed == [one]
 
 
-def test_a_day_to_replay_is_a_day_of_the_schedule() -> None:
+def test_a_date_to_replay_counts_in_the_time_zone_of_the_schedule() -> None:
     daily = Cron("@daily", "Europe/Berlin")
     one = first_interval(daily, datetime(2024, 3, 29, 12, tzinfo=UTC))
     log = log_in_memory({1: record(1, one, schedule=daily, pipeline_start_ms=one.start_ms)})
@@ -252,7 +252,7 @@ AS_PRINTED = ["run", "--code", "pipelines.aircraft:AIRCRAFT", "--root"]
 DRY = ["--dry-run", "--reprocess", "none"]
 
 
-def test_run_asks_for_the_length_if_the_last_two_differ(tmp_path: Path) -> None:
+def test_run_demands_an_interval_length_if_the_last_two_intervals_differ(tmp_path: Path) -> None:
     tester = PipelineTester(AIRCRAFT, input_schema=READ_SCHEMA, root=str(tmp_path))
     for hours in (24, 71):
         tester.every = timedelta(hours=hours)

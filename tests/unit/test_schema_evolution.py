@@ -232,13 +232,13 @@ def test_the_same_schema_makes_no_version() -> None:
     assert plan == StatePlan(states=(replace(recorded, ttl_ms=5),), undeclared=(), dropped=(), warnings=())
 
 
-def test_going_back_is_a_version_of_its_own() -> None:
+def test_going_back_to_an_earlier_schema_appends_a_new_version() -> None:
     first, second = struct(field("a", "long")), struct(field("a", "long"), field("b", "string"))
     (planned,) = plan_states("p", [state("s", first, second)], [state("s", first)], dropped=["s.b"]).states
     assert [(v.version, v.value) for v in planned.versions] == [(1, first), (2, second), (3, first)]
 
 
-def test_a_lost_field_is_refused_unless_it_is_declared() -> None:
+def test_a_removed_field_is_refused_unless_declared_as_renamed_or_dropped() -> None:
     """A rename looks just like it, and would lose what is recorded under the old name."""
     recorded = struct(
         field("a", "long"), field("b", "long"), field("c", struct(field("x", "date"), field("y", "date")))
@@ -342,7 +342,7 @@ def test_a_renamed_field_keeps_its_values(
         (LONG_B, struct(field("a", "long"), field("n", "integer")), {"s.x": "n", "b": "n", "t.b": "n"}),
     ],
 )
-def test_a_new_name_that_does_not_fit_loses_nothing(
+def test_a_rename_that_does_not_match_the_fields_is_refused(
     recorded: dict[str, Any], declared: dict[str, Any], renamed: dict[str, str]
 ) -> None:
     with pytest.raises(StateSchemaError, match="no longer declares b: "):
@@ -406,7 +406,7 @@ def test_deleted_states_are_dropped_and_start_anew_if_declared() -> None:
     assert (plan.undeclared, plan.warnings) == ((), ())
 
 
-def test_ids_of_dropped_states_count() -> None:
+def test_ids_of_dropped_states_count_towards_the_limit_of_250_states() -> None:
     with pytest.raises(StateSchemaError, match="251 states were declared since its start, and the most is 250"):
         plan_states("p", [state("a", state_id=250)], [state("a")], deleted=["a"])
 
@@ -488,7 +488,7 @@ def test_writing_uses_the_latest_version() -> None:
         (b"", "unknown format"),
     ],
 )
-def test_other_versions_and_other_bytes_are_corrupt(schemas: Any, data: bytes, says: str) -> None:
+def test_entries_of_unknown_schema_version_or_format_are_refused(schemas: Any, data: bytes, says: str) -> None:
     with pytest.raises((CorruptFile, UnsupportedFormat), match=f"state 's'.*{says}"):
         row_reader("s", versions(*schemas))(data)
     good = RowCodec("s", parse_struct(V3), len(schemas)).encode((None, 5, [0.5], 6))

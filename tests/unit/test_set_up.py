@@ -76,7 +76,7 @@ def test_set_up_needs_no_home(given: dict[str, str], cache: str) -> None:
     assert told.stdout.strip() == cache
 
 
-def test_the_demo_says_what_it_lacks(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_demo_refuses_an_unfit_machine(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Without /dev/shm it started Airflow and Spark, and ended in a traceback of SemLock."""
 
     class Context:

@@ -30,7 +30,7 @@ def templates() -> list[str]:
     return [file.read_text() for file in (CODE / "jobs/cairn/command/templates").iterdir()]
 
 
-def test_the_tables_are_those_of_the_code() -> None:
+def test_the_tables_of_the_page_list_the_settings_and_variables_of_the_code() -> None:
     page = PAGE.read_text()
     assert with_settings(page) == page, "to write the page again: make api"
     assert page.count("\n| `max_parallelism` (`128`) | Number of key groups") == 1
@@ -38,14 +38,14 @@ def test_the_tables_are_those_of_the_code() -> None:
     assert {policy.__name__ for policy in get_args(RetentionPolicy)} <= {*cairn.__all__}
 
 
-def test_every_variable_that_a_text_names_exists() -> None:
+def test_every_environment_variable_named_in_code_or_templates_is_defined() -> None:
     # Templates of `cairn new` end theirs with the pipeline's name.
     texts = [*(text for _, text in sources()), *templates()]
     named = {name for text in texts for name in re.findall(r"\bCAIRN_[A-Z_0-9]*[A-Z0-9]\b", text)}
     assert named == {str(variable) for variable in Variable if variable.startswith("CAIRN_")}
 
 
-def test_every_variable_is_read_by_its_member() -> None:
+def test_code_names_environment_variables_only_by_members_of_the_enum() -> None:
     """Such a reader can have no default of its own."""
     for path, text in sources():
         if path != "state_backend/values/environment.py" and not path.startswith(EXAMPLES):

@@ -172,7 +172,7 @@ def in_worker(options: list[str], path: list[Path], root: Path | None = ROOT) ->
     return [json.loads(line) for line in python(["-c", _WORKER], "\n".join(options), environment).splitlines()]
 
 
-def test_modules_are_made_in_the_worker_from_what_the_driver_has(folder: Path) -> None:
+def test_workers_load_user_modules_from_the_code_that_the_driver_ships(folder: Path) -> None:
     """Locks, sockets, loggers, relative imports, packages with and without ``__init__``, zips on one side and on both, compiled
     modules, an import within a function, a name that only ``eval`` sees. A module stays between tasks until one of them has
     changed; a processor and its arguments are new in each."""
@@ -212,11 +212,11 @@ def test_modules_are_made_in_the_worker_from_what_the_driver_has(folder: Path) -
 
 @pytest.mark.long("seconds", runs_in="ci")
 @pytest.mark.parametrize(("here", "reader"), [(SimpleNamespace(get_resource_reader=str.upper), "MODULE"), (None, None)])
-def test_data_beside_a_module_come_from_this_hosts_file(here: Any, reader: str | None) -> None:
+def test_package_data_of_a_shipped_module_are_read_from_the_workers_copy(here: Any, reader: str | None) -> None:
     assert shipping._Loader("digest", b"", here).get_resource_reader("module") == reader
 
 
-def test_an_installed_processor_counts_by_its_package_and_workers_must_have_it(folder: Path) -> None:
+def test_an_installed_processor_is_hashed_by_its_package_and_required_on_workers(folder: Path) -> None:
     def hashed() -> str:
         return code_hash(new("bought.processors", "Bought"), "p")
 
@@ -242,7 +242,7 @@ def test_an_installed_module_stays_between_tasks(folder: Path, monkeypatch: pyte
     assert task._load() is task._load()
 
 
-def test_a_folder_of_packages_is_known_by_the_build_of_python(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_modules_in_the_package_folder_of_python_count_as_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(user_modules, "_packages", lambda: {"/opt/python/lib"})
     assert [user_modules._is_in_site(f"/opt/python/{file}") for file in ("lib/sold.py", "library.py")] == [True, False]
 
@@ -253,7 +253,7 @@ def forget_distributions() -> None:
         getattr(distributions, cached).cache_clear()
 
 
-def test_what_a_users_module_takes_from_an_installed_package_counts(folder: Path) -> None:
+def test_the_code_hash_covers_installed_packages_that_user_modules_use(folder: Path) -> None:
     """A factory, a subclass and an argument that an installed package brings, a namespace that packages share, and code that no
     distribution says to have installed: each counted by name only, so that a retry took what the code before an upgrade had made."""
 
@@ -317,7 +317,7 @@ def test_the_runtime_may_lie_in_a_zip(folder: Path) -> None:
     assert f" (in {folder / 'runtime.zip'}) on the worker, " in other
 
 
-def test_the_number_of_the_version_makes_no_other_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_version_number_alone_does_not_change_the_runtime_version_hash(monkeypatch: pytest.MonkeyPatch) -> None:
     """A build writes the number beside the sources. Workers that had started before refused every task of a driver after it."""
     found = {}
     for changed in ("", "values/_version.py", "values/release.py"):
@@ -335,7 +335,7 @@ def test_the_number_of_the_version_makes_no_other_runtime(monkeypatch: pytest.Mo
     assert setting == "state_backend/values/_version.py"
 
 
-def test_the_runtime_is_no_users_module() -> None:
+def test_modules_of_cairn_itself_are_not_shipped_as_user_modules() -> None:
     import cairn_operators  # noqa: F401 - a DAG's module has it
     import pipelines.aircraft  # noqa: F401
 
@@ -369,7 +369,7 @@ def plain_of(argument: Any = 1) -> Plain:
     ],
     ids=["class", "instance", "partial", "partial of a function", "function", "lambda"],
 )
-def test_every_form_makes_a_new_processor_each_time(form: Any, arguments: tuple[Any, ...], name: str) -> None:
+def test_every_processor_form_makes_a_new_instance_each_time(form: Any, arguments: tuple[Any, ...], name: str) -> None:
     shipped = ship_processor(form, "p")
     made, another = processor_on_driver(form, "p"), shipped()
     assert made.arguments == another.arguments == arguments
@@ -379,7 +379,7 @@ def test_every_form_makes_a_new_processor_each_time(form: Any, arguments: tuple[
     assert counting(processor=form).processor is form
 
 
-def test_the_documented_forms() -> None:
+def test_every_documented_form_makes_a_processor() -> None:
     """Each line of the block in the docs makes a processor, in a worker too."""
     text = (Path(__file__).parents[2] / "docs" / "processors.md").read_text()
     block = text.partition("## Arguments and modules\n```python\n")[2].partition("```")[0]
@@ -411,7 +411,7 @@ def test_no_zip_is_read_anew_for_a_task(monkeypatch: pytest.MonkeyPatch) -> None
         (partial(int), "int returned a int"),
     ],
 )
-def test_what_makes_no_processor_is_named(form: Any, says: str) -> None:
+def test_a_factory_that_returns_no_processor_is_refused(form: Any, says: str) -> None:
     with pytest.raises(ProcessorError, match=f"pipeline 'p': .*{says}; it must return a processor"):
         processor_on_driver(form, "p")
 
@@ -426,7 +426,7 @@ def test_what_is_no_processor_is_refused_at_once() -> None:
         assert ship_processor(Plain, "p") is ship_processor(Plain, "p")
 
 
-def test_planning_copies_no_class_and_lets_nothing_out() -> None:
+def test_planning_uses_the_class_itself_and_copies_its_arguments() -> None:
     """A class of a notebook goes by value: were it loaded where it was made, its methods would see none of the notebook's later
     changes."""
     names: dict[str, Any] = {"__name__": "__main__", "LIMIT": 5}
@@ -583,7 +583,7 @@ def test_hashes_are_the_same_in_every_version_of_python_and_spark(
     assert [name for name in found if found[name] == other[name]] == []
 
 
-def test_a_source_that_was_edited_after_its_import_is_not_the_code_that_runs(
+def test_code_edited_after_its_import_is_not_hashed_by_its_source_text(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Code made in a function is hashed by its text, and the file may have another text by now."""
@@ -640,7 +640,7 @@ class Holder(Plain):
         (lambda held: partial(Plain, (n for n in "ab")), r"the processor.args\[0\] is a generator"),
     ],
 )
-def test_what_has_no_lasting_value_is_named(form: Callable[[Any], Any], says: str) -> None:
+def test_the_error_names_the_part_of_a_processor_that_can_not_be_sent(form: Callable[[Any], Any], says: str) -> None:
     with pytest.raises(UsageError, match=rf"^pipeline 'p': {says}. Cairn can't send it .*\nGive the processor plain"):
         ship_processor(form(threading.Lock()), "p")
 
@@ -692,7 +692,7 @@ def another_version() -> object:
         ),
     ],
 )
-def test_what_a_worker_has_otherwise_is_named(load: Callable[[], object], says: str) -> None:
+def test_the_error_names_the_package_or_module_that_differs_on_a_worker(load: Callable[[], object], says: str) -> None:
     with pytest.raises(UsageError, match=says):
         load()
 

@@ -106,7 +106,7 @@ def test_intervals_arrive_and_a_rerun_replaces_its_rows(
 
 
 @pytest.mark.long("half a second", runs_in="ci")
-def test_the_same_id_and_an_older_id_change_nothing(
+def test_publishing_the_same_or_an_older_checkpoint_again_changes_no_rows(
     clicks: Pipeline, folder: Path, database: psycopg.Connection[Any]
 ) -> None:
     sink: Any = clicks.sink
@@ -152,7 +152,7 @@ def test_an_hour_that_replaces_a_day_deletes_the_rows_of_the_day(
 
 
 @pytest.mark.long("half a second", runs_in="ci")
-def test_the_commands_that_publish(clicks: Pipeline, folder: Path, database: psycopg.Connection[Any]) -> None:
+def test_documented_commands_publish_or_skip(clicks: Pipeline, folder: Path, database: psycopg.Connection[Any]) -> None:
     def broken(*call: Any) -> None:
         raise ConnectionError("no database")
 

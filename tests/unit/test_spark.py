@@ -88,7 +88,7 @@ def test_shuffle_files_of_one_query_are_deleted(before: str | None) -> None:
     assert session.held == {CLEAN_UP: "true"} and raised.value.__context__ is None
 
 
-def test_who_may_not_delete_shuffle_files_runs_without() -> None:
+def test_a_query_runs_if_the_server_forbids_the_shuffle_clean_up_setting() -> None:
     refused: Any = Settings(says=f'[CANNOT_MODIFY_CONFIG] "{CLEAN_UP}"')
     frame: Any = SimpleNamespace(collect=lambda: ["row"])
     assert cast(Any, collect_once(refused, lambda: frame)) == ["row"] and not refused.held
@@ -116,7 +116,7 @@ def test_a_lost_server_or_operation_is_worth_a_retry(text: str, what: str) -> No
     assert f"at sc://h:7 {what}" in str(error) and text in str(error) and "org.apache" not in str(error)
 
 
-def test_what_grpc_says_is_in_its_details() -> None:
+def test_the_error_of_a_lost_server_includes_the_grpc_details() -> None:
     class RpcError(Exception):
         def details(self) -> str:
             return "connection refused"
@@ -140,7 +140,7 @@ def test_what_grpc_says_is_in_its_details() -> None:
         (RuntimeError("something else"), "sc://h:7"),
     ],
 )
-def test_other_errors_stay_as_they_are(error: Exception, where: str) -> None:
+def test_errors_not_caused_by_a_lost_server_stay_unchanged(error: Exception, where: str) -> None:
     assert explain(error, where) is error
 
 
@@ -177,7 +177,7 @@ def server_of(patch: pytest.MonkeyPatch, settings: Any = lambda *_: None, **call
         ("StatusCode.UNIMPLEMENTED: Method not found: CloneSession", False),
     ],
 )
-def test_a_server_that_refuses_gives_each_session_workers_of_its_own(
+def test_sessions_share_python_workers_only_if_the_server_allows_cloning(
     monkeypatch: pytest.MonkeyPatch, says: str | None, shared: bool
 ) -> None:
     copies: list[str] = []
@@ -194,7 +194,7 @@ def test_a_server_that_refuses_gives_each_session_workers_of_its_own(
     assert copies == ["0b1c2d3e-0000-0000-0000-000000000000"] * shared
 
 
-def test_a_lost_server_is_asked_once_for_shared_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_server_fails_the_request_for_shared_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     def lost(*_: Any) -> None:
         raise RuntimeError("StatusCode.UNAVAILABLE: failed to connect to all addresses")
 
@@ -259,11 +259,11 @@ def test_a_process_that_is_killed_while_its_jvm_starts_leaves_work_folders_only(
             os.kill(int((tmp_path / "started").read_text()), signal.SIGKILL)
 
 
-def test_only_a_server_has_a_session_to_end() -> None:
+def test_ending_a_session_of_a_local_master_does_nothing() -> None:
     end_session("local[2]", "0b1c2d3e-0000-0000-0000-000000000000")
 
 
-def test_an_error_that_came_through_py4j_is_told_in_java_s_words(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_py4j_error_is_reported_as_its_java_exception_and_cause(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its first line names the call by a number."""
 
     def source(*_: Any) -> Any:
@@ -306,7 +306,7 @@ class Frame:
         ),
     ],
 )
-def test_what_a_source_may_not_return(returns: Any, says: str) -> None:
+def test_a_source_that_returns_no_usable_dataframe_or_position_is_refused(returns: Any, says: str) -> None:
     with pytest.raises(SourceError) as raised:
         read_source(cast(Any, None), counting(source=lambda *_: returns), day(1), "root")
     assert str(raised.value).startswith(f"pipeline 'counting', {day(1)}: ") and says in str(raised.value)
@@ -340,7 +340,7 @@ def test_what_a_source_may_not_return(returns: Any, says: str) -> None:
         ),
     ],
 )
-def test_what_a_server_refuses(monkeypatch: pytest.MonkeyPatch, spark_says: str, error: Any, says: str) -> None:
+def test_server_refusals_name_a_remedy(monkeypatch: pytest.MonkeyPatch, spark_says: str, error: Any, says: str) -> None:
     def refuse(*_: Any) -> None:
         raise RuntimeError(spark_says)
 
@@ -353,7 +353,7 @@ def test_what_a_server_refuses(monkeypatch: pytest.MonkeyPatch, spark_says: str,
         connect("sc://h", "test", conf={"spark.executor.memory": "1g"})
 
 
-def test_a_server_that_is_not_there_is_told_at_once() -> None:
+def test_a_connection_to_a_missing_server_fails_at_once() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -382,7 +382,7 @@ def test_without_java_the_command_that_installs_it_is_named(without_java: None) 
     assert (result.exit_code, "the PATH has no java\nRun: make java" in result.stderr) == (2, True)
 
 
-def test_the_wheel_names_no_target_of_the_clone(
+def test_errors_of_an_installed_wheel_advise_no_make_target(
     without_java: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A user of the wheel was told to run `make java`, and has no Makefile."""
@@ -470,7 +470,7 @@ def test_a_file_in_the_place_of_the_secret_is_replaced(state_home: Path) -> None
         ("sc://127.0.0.1:7", None, "sc://127.0.0.1:7", None),
     ],
 )
-def test_which_token_a_server_gets(where: str, given: str | None, url: str, token: str | None) -> None:
+def test_a_stored_token_goes_to_a_local_server_only(where: str, given: str | None, url: str, token: str | None) -> None:
     with kept_secret("spark-connect", 15002, "kept"):
         assert _with_token(where, given) == (url, token)
 
@@ -492,7 +492,7 @@ def test_a_token_is_not_sent_unprotected(monkeypatch: pytest.MonkeyPatch) -> Non
         ("PySpark", "PySpark is not installed here; install Cairn with the extra `spark`"),
     ],
 )
-def test_a_spark_server_that_cannot_start(
+def test_cairn_spark_names_the_prerequisite_that_its_server_lacks(
     lacks: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").touch()
@@ -506,7 +506,7 @@ def test_a_spark_server_that_cannot_start(
     assert (result.exit_code, says in result.stderr) == (2, True)
 
 
-def test_spark_on_this_machine_asks_who_it_is() -> None:
+def test_spark_authentication_is_on_for_a_local_master_only() -> None:
     """tests/integration/test_connect.py shows that the ports do. A cluster's secret is the cluster's own."""
     assert "spark.authenticate=true" in server_command(7, "local[*]", 2)
     assert "spark.authenticate=true" not in server_command(7, "spark://h:7077", 2)
@@ -524,7 +524,7 @@ def test_spark_on_this_machine_asks_who_it_is() -> None:
     ],
 )
 @pytest.mark.usefixtures("state_home")
-def test_a_server_that_does_not_come_up(
+def test_cairn_spark_reports_why_its_server_did_not_come_up(
     monkeypatch: pytest.MonkeyPatch, program: str, answers: list[bool], code: int, says: str
 ) -> None:
     if "sleep" in program:
@@ -555,7 +555,7 @@ Caused by: org.apache.spark.SparkException: [FAILED_READ_FILE.NO_HINT] Encounter
 """
 
 
-def test_a_garbage_input_file_is_a_line_and_its_java_stack_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_java_stack_of_an_unreadable_input_file_is_only_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     """Whoever calls it sees no cause with a hundred lines above; who wants those asks the logger."""
     with caplog.at_level("DEBUG", "cairn.spark"), pytest.raises(SourceError) as raised, input_errors("clicks", day(1)):
         raise RuntimeError(GARBAGE)
@@ -616,7 +616,7 @@ def test_an_error_that_is_not_about_the_input_passes_unchanged() -> None:
 
 
 @pytest.mark.parametrize(("wanted", "level", "hint"), [("", "OFF", True), ("error", "ERROR", False)])
-def test_cairn_run_shows_what_spark_says_on_demand(
+def test_cairn_run_sets_the_spark_log_level_from_cairn_spark_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: str, level: str, hint: bool
 ) -> None:
     """Spark would write a stack trace of its own for each task that fails, above the message."""

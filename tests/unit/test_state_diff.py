@@ -88,7 +88,7 @@ def check(first: StateSource, second: StateSource, tmp_path: Path, seen: dict[in
 
 
 @pytest.mark.long("seconds", runs_in="ci")
-def test_the_difference_is_that_of_the_two_tables(tmp_path: Path) -> None:
+def test_the_diff_equals_the_difference_of_the_two_state_tables(tmp_path: Path) -> None:
     """Between checkpoints of every mode, at other parallelisms, and savepoints of either format, in both directions."""
     chain = StateChain(tmp_path)
     sources = [chain.step(2, "incremental", random_changes(0))]
@@ -120,7 +120,7 @@ def test_checkpoints_whose_shards_have_only_segments_are_compared(
 
 
 @pytest.mark.long("half a second", runs_in="ci")
-def test_only_what_differs_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_diff_reads_only_the_shards_that_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One key of 60 is changed: of eight shards one is restored on each side, its shared files are fetched once, and nothing is
     where nothing differs."""
     chain = StateChain(tmp_path)
@@ -190,7 +190,7 @@ def group(number: int, digest: int = 1, **counts: int) -> KeyGroupState:
         ({1: replace(group(1, 7, s=1), size_bytes=9)}, {1: group(1, 7, s=1)}, []),
     ],
 )
-def test_which_key_groups_may_differ(first: Any, second: Any, expected: list[int]) -> None:
+def test_key_groups_of_other_digest_or_counts_are_compared(first: Any, second: Any, expected: list[int]) -> None:
     assert plan_groups(first, second, 4) == expected
 
 
@@ -204,7 +204,7 @@ def test_which_key_groups_may_differ(first: Any, second: Any, expected: list[int
         ("ac", "bd", "a- -b c- -d"),
     ],
 )
-def test_two_runs_are_merged(first: str, second: str, expected: str) -> None:
+def test_two_sorted_runs_are_merged_into_pairs_by_key(first: str, second: str, expected: str) -> None:
     def run(text: str) -> Any:
         return iter([(c.encode(), c.encode()) for c in text])
 
@@ -213,7 +213,7 @@ def test_two_runs_are_merged(first: str, second: str, expected: str) -> None:
 
 
 @pytest.mark.long("half a second", runs_in="ci")
-def test_other_key_groups_are_compared_by_way_of_a_canonical_savepoint(tmp_path: Path) -> None:
+def test_a_diff_of_states_with_different_key_group_counts_needs_a_canonical_savepoint(tmp_path: Path) -> None:
     first, second = StateChain(tmp_path / "a"), StateChain(tmp_path / "b", max_parallelism=32)
 
     def fill(state: ShardState, user: Any) -> None:
@@ -280,7 +280,7 @@ def test_cairn_diff_lists_the_keys(root: Path) -> None:
 
 
 @pytest.mark.long("half a second", runs_in="ci")
-def test_exit_codes_of_diff(root: Path, tmp_path: Path) -> None:
+def test_diff_exits_with_0_for_equal_and_different_states_and_2_for_usage_errors(root: Path, tmp_path: Path) -> None:
     for extra in ((), ("--fast",)):
         found = [cairn(root, "diff", *which, "--json", *extra) for which in (("1", "2"), ("2", "3"))]
         assert [(one.exit_code, json.loads(one.stdout)["same_state"]) for one in found] == [(0, False), (0, True)]
@@ -288,7 +288,7 @@ def test_exit_codes_of_diff(root: Path, tmp_path: Path) -> None:
     assert cairn(root, "diff", "1", str(tmp_path)).exit_code == 2
 
 
-def test_metadata_only_reads_no_state(root: Path, tmp_path: Path) -> None:
+def test_a_fast_diff_reads_no_state_files(root: Path, tmp_path: Path) -> None:
     shutil.copytree(root, tmp_path / "root")
     for file in (tmp_path / "root").rglob("*.sst"):
         file.unlink()
@@ -338,7 +338,7 @@ def test_an_export_is_the_tables_as_parquet(tmp_path: Path, jobs: int) -> None:
     }
 
 
-def test_an_export_of_some_states_and_what_it_refuses(root: Path, tmp_path: Path) -> None:
+def test_an_export_writes_only_the_chosen_states_and_needs_an_empty_folder(root: Path, tmp_path: Path) -> None:
     done = cairn(root, "export", "2", "--folder", str(tmp_path / "out"), "--state", "value")
     assert done.exit_code == 0 and "value: 9 rows in 2 files" in done.stdout
     assert {f.name for f in (tmp_path / "out").iterdir() if f.name != ".tmp"} == {"state-value", "export.json"}
@@ -354,7 +354,7 @@ def test_an_export_of_some_states_and_what_it_refuses(root: Path, tmp_path: Path
     assert broken.exit_code == 1 and not (tmp_path / "partial" / "export.json").exists()
 
 
-def test_values_as_json() -> None:
+def test_special_floats_bytes_decimals_and_dates_become_json_strings() -> None:
     value = {"f": float("nan"), "i": float("-inf"), "b": b"\x00\xff", "d": Decimal("1.50"), "l": (1, [None, True])}
     assert plain(value) == {"f": "NaN", "i": "-Infinity", "b": "00ff", "d": "1.50", "l": [1, [None, True]]}
     assert plain({"m": {date(2024, 1, 2): datetime(2024, 1, 2, 3, tzinfo=UTC)}}) == {

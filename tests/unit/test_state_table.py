@@ -104,7 +104,7 @@ def test_the_table_is_what_processors_see_after_every_kind_of_snapshot(tmp_path:
 
 
 @pytest.mark.long("seconds", runs_in="ci")
-def test_a_key_is_found_and_nothing_else(tmp_path: Path) -> None:
+def test_a_look_up_by_key_or_key_group_returns_only_its_rows(tmp_path: Path) -> None:
     chain = StateChain(tmp_path)
     chain.step(3, "incremental", random_changes(1))
     chain.step(3, "incremental", random_changes(2))
@@ -129,7 +129,7 @@ def test_a_shard_with_other_entries_than_recorded_is_refused(tmp_path: Path, mon
         rows(source, "list", tmp_path)
 
 
-def test_a_checkpoint_that_retention_drops_while_it_is_read(tmp_path: Path) -> None:
+def test_a_checkpoint_dropped_by_retention_during_a_read_is_not_reported_as_damage(tmp_path: Path) -> None:
     """It is not told as damage: by a reader of rows, by a savepoint or restore, and by a validation, which marks nothing."""
     pipeline = RealPipeline(tmp_path / "root", policy=KeepLast(1))
     pipeline.run(1, "a1", {"a": 1, "b": 1})
@@ -207,7 +207,7 @@ def test_expectations_open_a_session_only_if_spark_evaluates_them(tmp_path: Path
         validate(rows, gxe.ExpectColumnMedianToBeBetween(column="v", min_value=1))
 
 
-def test_a_struct_without_fields_is_a_value(tmp_path: Path) -> None:
+def test_a_struct_without_fields_can_be_read_but_not_exported_to_parquet(tmp_path: Path) -> None:
     """Which Parquet can't hold, but a table can."""
     empty = {"name": "e", "type": struct(), "nullable": True, "metadata": {}}
     value = {"type": "struct", "fields": [*struct(("n", "long"))["fields"], empty]}
@@ -239,7 +239,7 @@ def keys_of(*users: Any) -> list[tuple[int, bytes]]:
         ({"keys": [("a",), ("b",)], "key_groups": [key_group(("b",), KEY, 16)]}, ["b"], None),
     ],
 )
-def test_what_is_read_of_what_is_asked_for(
+def test_a_read_is_limited_to_the_shards_of_the_chosen_keys_and_key_groups(
     asked: dict[str, Any], keys: list[Any] | None, groups: list[int] | None
 ) -> None:
     plan = plan_read(CONTENT, **asked)
@@ -250,7 +250,7 @@ def test_what_is_read_of_what_is_asked_for(
     assert plan.shards == tuple(expected)
 
 
-def test_shards_limit_the_rest() -> None:
+def test_chosen_shards_are_intersected_with_those_of_keys_and_key_groups() -> None:
     assert plan_read(CONTENT, shards=[3, 1, 9]).shards == (1, 3)
     (shard,) = plan_read(CONTENT, keys=[("a",)]).shards
     assert plan_read(CONTENT, keys=[("a",)], shards=[(shard + 1) % 4]).shards == ()
@@ -262,7 +262,7 @@ def test_shards_limit_the_rest() -> None:
         plan_read(CONTENT, keys=[([7],)])
 
 
-def test_keys_as_json() -> None:
+def test_keys_survive_a_round_trip_through_json() -> None:
     """What ``cairn diff --json`` writes for a key finds it again: every type, the ends of their ranges, and null."""
     point = struct(("x", "integer"), ("y", "string"))
     days = {"type": "array", "elementType": "date", "containsNull": True}
@@ -339,7 +339,7 @@ def test_only_the_manifest_of_the_shard_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_the_files_that_a_read_of_a_span_needs_give_the_span(tmp_path: Path, seed: int) -> None:
+def test_files_chosen_for_a_key_range_give_the_same_entries_as_all_files(tmp_path: Path, seed: int) -> None:
     """Overwrites, deletes, deleted ranges and merges in random order. Each span is read in several scans: a seek may also end in
     a file behind the span."""
     pick, storage = random.Random(seed), MemoryStorage()
@@ -469,7 +469,7 @@ def test_a_state_is_found_by_root_and_pipeline_by_path_and_as_a_savepoint(tmp_pa
         find_state(folder).descriptor("other")
 
 
-def test_shards_of_a_source() -> None:
+def test_a_state_source_gives_each_shard_its_range_of_key_groups() -> None:
     source = StateSource(url="/", content=CONTENT, checkpoint_id=1)
     assert [source.key_groups(shard) for shard in range(4)] == [range_of(shard, 4, 16) for shard in range(4)]
 
@@ -477,7 +477,7 @@ def test_shards_of_a_source() -> None:
 # --- what is not as it was written ----------------------------------------------------------------------------------------------
 
 
-def test_a_file_of_a_savepoint_that_is_gone_is_named(tmp_path: Path) -> None:
+def test_the_error_names_a_missing_savepoint_file(tmp_path: Path) -> None:
     chain = StateChain(tmp_path)
     chain.step(1, "full", lambda state, user: ValueState(state, "value").update((1, user)))
     source = chain.savepoint("saved", "canonical")
@@ -487,7 +487,7 @@ def test_a_file_of_a_savepoint_that_is_gone_is_named(tmp_path: Path) -> None:
         rows(source, "value", tmp_path)
 
 
-def test_a_manifest_of_another_shard_is_told(tmp_path: Path) -> None:
+def test_a_manifest_that_belongs_to_another_shard_is_refused(tmp_path: Path) -> None:
     source = StateChain(tmp_path).step(2, "full")
     swapped = replace(source, content=replace(source.content, shards=source.content.shards[::-1]))
     with pytest.raises(CorruptFile) as raised:
@@ -513,14 +513,14 @@ ROW = RowColumns("value", parse_struct(VALUE.versions[-1].value), 1).encode(pa.t
         (LIST, {layout.LIST_META: b"\0" * 16, ELEMENT: ROW}, "an element lies behind the end of its list"),
     ],
 )
-def test_entries_that_no_state_writes_are_told(state: StateDescriptor, entries: dict[bytes, bytes], says: str) -> None:
+def test_malformed_entries_raise_corrupt_file(state: StateDescriptor, entries: dict[bytes, bytes], says: str) -> None:
     """Their file is whole, and their checksums are right."""
     stored = pa.array([b"\x00\x00" + bytes([state.state_id]) + STORED + rest for rest in entries], pa.binary())
     with pytest.raises(CorruptFile, match=f"state '{state.name}': {says}"):
         StateRows(state, KEY).table(stored, pa.array(entries.values(), pa.binary()))
 
 
-def test_an_entry_that_ends_within_its_expiry_is_told() -> None:
+def test_an_entry_truncated_within_its_expiry_is_reported() -> None:
     """To who reads or writes many keys at a time."""
     with pytest.raises(CorruptFile, match="an entry with an expiry time is truncated"):
         expiries(pa.array([b"\x02" + bytes(8), b"\x02short"], pa.binary()), "value")
@@ -540,13 +540,13 @@ def test_an_entry_that_ends_within_its_expiry_is_told() -> None:
         (VALUE, b"", b"", r"state 'value', key \('a',\): an entry begins with nothing"),
     ],
 )
-def test_one_entry_that_no_state_writes_is_told(state: StateDescriptor, rest: bytes, entry: bytes, says: str) -> None:
+def test_the_error_names_a_malformed_entrys_key(state: StateDescriptor, rest: bytes, entry: bytes, says: str) -> None:
     stored_key = b"\x00\x00" + bytes([state.state_id]) + STORED + rest
     with pytest.raises(CorruptFile, match=says):
         decode_entry(state, stored_key, entry, KEYS, None)
 
 
-def test_a_recorded_type_that_no_state_can_hold_is_told() -> None:
+def test_a_recorded_column_type_that_state_cant_store_is_refused() -> None:
     """By a release that knows more types."""
     with pytest.raises(StateSchemaError, match="interval day to second can't be stored"):
         arrow_type(parse_struct(struct(("i", "interval day to second"))))

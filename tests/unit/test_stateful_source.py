@@ -66,7 +66,7 @@ def nothing_warned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stateful_source, "_warned", set())
 
 
-def test_a_process_warns_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_stateful_source_is_warned_about_once_per_process(caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(2):
         warn_of_stateful_source(pipeline(), FRAMES["dropDuplicates"][0])
     (warning,) = caplog.messages
@@ -83,7 +83,7 @@ def test_a_warning_names_every_operation(caplog: pytest.LogCaptureFixture) -> No
     ]
 
 
-def test_an_intended_use_is_silent(caplog: pytest.LogCaptureFixture) -> None:
+def test_no_warning_is_logged_if_a_stateful_source_is_allowed(caplog: pytest.LogCaptureFixture) -> None:
     warn_of_stateful_source(pipeline(stateful_source="allow"), FRAMES["dropDuplicates"][0])
     warn_of_stateful_source(pipeline(), object())  # Its plan can't be read.
     assert caplog.messages == []
@@ -103,7 +103,7 @@ QUERIES: tuple[tuple[str, list[str], dict[str, str], bool], ...] = (
 )
 
 
-def test_what_is_noticed_in_a_query_of_connect() -> None:
+def test_untracked_reads_of_pipelines_are_found_in_a_spark_connect_plan() -> None:
     others = frame(DataSource("keyed_output", options={"root": "s3://b", "pipeline": "prices"}))
     for source, paths, options, noticed in QUERIES:
         rows = frame(DataSource(source, paths=paths, options=options))
@@ -116,7 +116,7 @@ def test_what_is_noticed_in_a_query_of_connect() -> None:
         assert untracked_in(others)
 
 
-def test_a_source_that_calls_output_files_and_where_its_reads_are_shown(tmp_path: Path) -> None:
+def test_an_untracked_read_through_output_files_is_recorded_and_shown_in_status(tmp_path: Path) -> None:
     root = f"file://{tmp_path}"
     Folder(open_storage(f"{root}/sales"), days=1)
     DAYS[day(1).start] = []

@@ -52,13 +52,13 @@ class FakeDag:
         ({"process": "failed", "checkpoint": "upstream_failed"}, [], []),
     ],
 )
-def test_what_a_paused_run_waits_for(
+def test_a_stop_plan_lists_active_tasks_and_processed_runs_without_a_commit(
     tasks: dict[str, str | None], under_way: list[str], uncommitted: list[str]
 ) -> None:
     assert plan_stop({"r": tasks}) == StopPlan(under_way=tuple(under_way), uncommitted=tuple(uncommitted))
 
 
-def test_it_waits_until_it_was_quiet_twice_and_stays_paused() -> None:
+def test_a_stop_waits_until_the_dag_was_idle_twice_and_keeps_it_paused() -> None:
     """The scheduler may have chosen a task just before the pause, so one quiet look is not enough."""
     dag, waits = FakeDag({}, RUNNING, RUNNING, PROCESSED), list[float]()
     with stopped(dag, "d", timeout_s=10, wait=waits.append) as runs:
@@ -68,7 +68,7 @@ def test_it_waits_until_it_was_quiet_twice_and_stays_paused() -> None:
 
 
 @pytest.mark.parametrize("paused", [False, True])
-def test_a_task_that_does_not_end_is_named_and_the_dag_as_before(paused: bool) -> None:
+def test_a_stop_that_times_out_names_the_task_and_restores_the_dags_pause_state(paused: bool) -> None:
     dag, now = FakeDag(RUNNING, paused=paused), iter(range(0, 1000, 5))
     with (
         pytest.raises(StorageUnavailable, match="still active after 10 s: r/process"),
@@ -78,7 +78,7 @@ def test_a_task_that_does_not_end_is_named_and_the_dag_as_before(paused: bool) -
     assert dag.paused == paused
 
 
-def test_cairn_pause_says_once_what_it_waits_for_and_leaves_the_dag_paused() -> None:
+def test_cairn_pause_reports_active_tasks_once_and_leaves_the_dag_paused() -> None:
     dag, said = FakeDag(RUNNING, RUNNING, PROCESSED), list[str]()
     assert pause_dag(dag, "d", "", timeout_s=10, say=said.append, wait=lambda s: None) == ("r",)
     assert (said, dag.paused) == (["waiting for: r/process"], True)
@@ -123,7 +123,7 @@ def test_the_last_try_of_a_run_is_committed_and_its_checkpoint_task_finds_it_don
     assert commit_prepared(folder.coordinator.at, []) == []
 
 
-def test_a_refused_attempt_is_not_committed_and_stops_nothing() -> None:
+def test_a_refused_attempt_is_not_committed_and_does_not_block_other_runs() -> None:
     """Of another run, of the one that is asked for, and its earlier try, which nobody meant to commit any more."""
     folder = Folder(days=1)
     folder.prepare(day(2), "tried", run=run("q", try_number=1))
@@ -135,7 +135,7 @@ def test_a_refused_attempt_is_not_committed_and_stops_nothing() -> None:
     assert folder.coordinator.record(2).content.attempt == "right"
 
 
-def test_without_runs_nothing_that_lies_prepared_is_looked_at() -> None:
+def test_prepared_attempts_are_not_read_if_no_runs_are_given() -> None:
     folder = Folder()
     folder.storage.create(paths.prepared("damaged"), b"{")
     assert commit_prepared(folder.coordinator.at, []) == []
@@ -167,6 +167,6 @@ def test_running_tasks_are_read_from_all_pages(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(
     "call", [lambda rest: rest.is_paused("d"), lambda rest: rest.pause("d", True), lambda rest: rest.running("d")]
 )
-def test_an_airflow_that_does_not_answer_is_told_from_other_errors(call: Callable[[AirflowRest], object]) -> None:
+def test_an_unreachable_airflow_is_reported_as_unavailable(call: Callable[[AirflowRest], object]) -> None:
     with pytest.raises(StorageUnavailable, match=r"no Airflow answers at http://127\.0\.0\.1:1"):
         call(AirflowRest("http://127.0.0.1:1", token="t"))

@@ -88,7 +88,7 @@ _KEYS = [n.to_bytes(4, "big") for n in range(0, 40_000, 2)]
     ],
     ids=["get", "wanted", "keys", "many keys", "prefixes", "scan"],
 )
-def test_a_damaged_block_is_not_the_end(
+def test_a_read_of_a_damaged_block_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read: Callable[[Any], Any]
 ) -> None:
     monkeypatch.setattr(rocks, "_DISK_S", -1.0)

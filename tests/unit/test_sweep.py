@@ -139,7 +139,7 @@ def test_a_dry_run_plans_and_touches_nothing() -> None:
 
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.long("half a second", runs_in="ci")
-def test_a_lost_answer_at_any_write_deletes_nothing_that_is_not_abandoned(when: When) -> None:
+def test_a_lost_answer_at_any_write_deletes_no_needed_file(when: When) -> None:
     clock = Clock()
     folder, needed = scenario(clock, inline=False)
     whole = FaultyStorage(copy_of(folder.memory, clock), {})
@@ -161,7 +161,7 @@ def test_a_lost_answer_at_any_write_deletes_nothing_that_is_not_abandoned(when: 
 
 
 @pytest.mark.long("seconds", runs_in="ci")
-def test_an_outage_at_any_call_is_told_and_made_good() -> None:
+def test_an_outage_at_any_call_is_raised_and_the_next_sweep_completes() -> None:
     clock = Clock()
     folder, needed = scenario(clock, inline=False)
     whole = FaultyStorage(copy_of(folder.memory, clock), {})
@@ -221,7 +221,7 @@ def test_a_zombie_that_prepares_after_the_sweep_cannot_commit_and_is_swept_next_
     assert (result.record, result.deleted_files) == (None, 3)
 
 
-def test_a_checkpoint_that_is_dropped_while_its_manifest_is_read() -> None:
+def test_a_checkpoint_dropped_while_its_manifest_is_read_does_not_stop_the_sweep() -> None:
     clock = Clock()
     folder = folder_with_clock(clock, policy=KeepLast(1), inline=False)
     folder.run(day(1), "a1")
@@ -281,7 +281,7 @@ def test_a_fork_that_links_old_files_is_not_abandoned(tmp_path: Path) -> None:
     assert [r.plan for r in result] == [SweepPlan(abandon=(), delete=(), unknown=())]
 
 
-def test_two_sweeps_at_once() -> None:
+def test_two_concurrent_sweeps_write_one_record_and_keep_all_needed_files() -> None:
     clock = Clock()
     folder, needed = scenario(clock, inline=False)
     storage = Before(folder.storage, "create", paths.CHECKPOINTS, lambda: make(folder.storage, clock))
@@ -307,7 +307,7 @@ def test_a_file_that_was_written_anew_since_it_was_listed_stays() -> None:
 
 
 @pytest.mark.parametrize("damage", ["record", "newest record", "manifest", "lost manifest", "quarantine"])
-def test_what_cannot_be_read_stops_it(damage: str) -> None:
+def test_a_damaged_or_missing_record_stops_the_sweep_before_any_delete(damage: str) -> None:
     clock = Clock()
     folder = silent_attempt(clock, inline=False)
     folder.run(day(2), "a2", keep=(sst("a1"),))
@@ -356,14 +356,14 @@ def test_a_savepoint_in_the_pipelines_own_folder_stays(inline: bool) -> None:
         make(folder.storage, clock)
 
 
-def test_an_empty_folder_and_a_negative_age() -> None:
+def test_an_empty_folder_has_nothing_to_sweep_and_a_negative_age_is_refused() -> None:
     clock = Clock()
     assert make(MemoryStorage(), clock).plan.delete == ()
     with pytest.raises(UsageError, match="negative"):
         sweep(MemoryStorage(), PIPELINE, now_ms=0, min_age=-MIN_AGE)
 
 
-def test_a_log_that_begins_with_a_sweep_goes_on() -> None:
+def test_checkpoints_can_be_committed_to_a_log_that_begins_with_a_sweep() -> None:
     """The first interval ever crashed, and was swept before any was committed."""
     clock = Clock()
     folder = folder_with_clock(clock)

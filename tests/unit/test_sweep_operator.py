@@ -28,7 +28,7 @@ def execute(root: Path, **options: Any) -> Any:
     return SweepStateOperator(task_id="sweep", pipeline=PIPELINE, root=str(root), **options).execute({})
 
 
-def test_it_sweeps_and_says_so(storage: LocalStorage, tmp_path: Path) -> None:
+def test_the_operator_sweeps_the_pipeline_and_returns_the_counts(storage: LocalStorage, tmp_path: Path) -> None:
     counts: dict[str, Any] = {"dry_run": False, "record": 1, "abandoned": ["crashed"], "planned": 1, "deleted_files": 1}
     counts |= {"deleted_bytes": 5, "shrunk": 0, "unknown": 1, "rebuilt": 0, "trials": []}
     planned = {"dry_run": True, "record": None, "deleted_files": 0, "deleted_bytes": 0}

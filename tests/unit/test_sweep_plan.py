@@ -41,7 +41,7 @@ PART, LATE = (paths.output(day(1), "x", 0, 0, late=late) for late in (False, Tru
 
 
 @pytest.mark.parametrize("path", [SST, LOG, MANIFEST, PREPARED, FAILING, PART, LATE])
-def test_whatever_a_silent_attempt_wrote_goes_and_the_attempt_is_named(path: str) -> None:
+def test_old_files_of_an_uncommitted_attempt_are_deleted_and_it_is_abandoned(path: str) -> None:
     made = plan([info(path)])
     assert (made.abandon, deleted(made), made.unknown) == (("x",), [path], ())
 
@@ -53,19 +53,19 @@ def test_one_young_file_keeps_its_whole_attempt(young: str) -> None:
     assert plan(files) == SweepPlan(abandon=(), delete=(), unknown=())
 
 
-def test_an_age_of_exactly_the_grace_is_old_enough_and_the_future_is_young() -> None:
+def test_a_file_of_exactly_the_minimum_age_is_deleted_and_one_from_the_future_stays() -> None:
     assert deleted(plan([info(SST, NOW_MS - MIN_AGE_MS)])) == [SST]
     assert deleted(plan([info(SST, NOW_MS - MIN_AGE_MS + 1)])) == []
     assert deleted(plan([info(SST, NOW_MS + 10_000)])) == []
 
 
-def test_what_is_needed_stays_whoever_wrote_it() -> None:
+def test_a_needed_file_of_an_uncommitted_attempt_stays() -> None:
     other = paths.shared("x", 0, 0, 1, "sst")
     made = plan([info(SST), info(other)], needed=(SST,))
     assert deleted(made) == [other]
 
 
-def test_what_a_task_that_ran_twice_left_goes_without_abandoning_the_committed_attempt() -> None:
+def test_leftovers_of_a_task_that_ran_twice_are_deleted_and_its_committed_attempt_stays() -> None:
     log = log_in_memory({1: record(1, day(1), attempt="x")})
     left, young = paths.shared("x", 0, 9, 0, "sst"), paths.shared("x", 0, 9, 1, "sst")
     made = plan([info(SST), info(left), info(young, YOUNG_MS)], log, needed=(SST,))
@@ -76,19 +76,19 @@ def test_failing_rows_stay_with_their_checkpoint() -> None:
     assert plan([info(FAILING)], log_in_memory({1: record(1, day(1), attempt="x")})).delete == ()
 
 
-def test_what_outlived_a_dropped_checkpoint_goes() -> None:
+def test_leftover_files_of_a_dropped_checkpoint_are_deleted() -> None:
     log = log_in_memory({1: tombstone_of(record(1, day(1), attempt="x")), 2: record(2, day(2), 1, retained={2: None})})
     made = plan([info(SST), info(PREPARED), info(FAILING)], log)
     assert (made.abandon, deleted(made)) == ((), [SST, PREPARED, FAILING])
 
 
-def test_an_attempt_that_was_abandoned_before_is_not_named_again() -> None:
+def test_an_already_abandoned_attempt_is_not_recorded_as_abandoned_again() -> None:
     log = log_in_memory({1: SweepRecord(id=1, retained=(), sweep="s", abandoned=("x",))})
     made = plan([info(SST), info(PART, YOUNG_MS)], log)
     assert (made.abandon, deleted(made)) == ((), [SST])
 
 
-def test_the_log_and_quarantine_never_go_and_are_no_strangers() -> None:
+def test_log_records_and_quarantine_marks_are_known_and_never_deleted() -> None:
     log = log_in_memory({1: record(1, day(1))}, {1: Quarantine(id=1, reason="wrong")})
     assert plan([info(paths.record(1)), info(paths.quarantine(1))], log) == SweepPlan(abandon=(), delete=(), unknown=())
 
@@ -110,7 +110,7 @@ def test_the_log_and_quarantine_never_go_and_are_no_strangers() -> None:
         "README",
     ],
 )
-def test_what_it_does_not_know_stays(path: str) -> None:
+def test_files_with_unknown_names_are_reported_and_not_deleted(path: str) -> None:
     assert plan([info(path)]) == SweepPlan(abandon=(), delete=(), unknown=(path,))
 
 

@@ -84,7 +84,7 @@ def test_the_longest_lengths_are_taken(case: str) -> None:
     assert isinstance(seen(tester, rows), list)
 
 
-def test_the_page_names_the_bound_and_each_setting() -> None:
+def test_the_docs_list_the_longest_length_and_each_bounded_setting() -> None:
     page = (REPOSITORY / "docs/ready-made.md").read_text()
     table = page.partition("### Bounds of time")[2].partition("\n## ")[0]
     assert f"timedelta(days={LONGEST.days})" in table

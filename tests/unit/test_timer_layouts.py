@@ -118,7 +118,7 @@ def test_timers_in_a_layout_of_earlier_code_are_refused(tmp_path: Path, use: Any
     state.store.close()
 
 
-def test_a_time_without_a_date_is_kept_and_shown(tmp_path: Path) -> None:
+def test_timers_beyond_the_calendar_are_kept_and_shown_as_its_first_or_last_date(tmp_path: Path) -> None:
     chain = StateChain(tmp_path / "chain")
     empty = chain.step(2, "incremental")
     chain.chain.states = [replace(d, ttl_ms=layout.MAX_TIME_MS if d.ttl_ms else None) for d in STATES]
@@ -148,7 +148,7 @@ def test_a_time_without_a_date_is_kept_and_shown(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("at_ms", [layout.MAX_TIME_MS + 1, layout.MIN_TIME_MS - 1])
-def test_what_is_no_time_is_refused(tmp_path: Path, at_ms: int) -> None:
+def test_a_timer_at_a_time_out_of_range_is_refused(tmp_path: Path, at_ms: int) -> None:
     state = open_state(tmp_path, now_ms=0)
     state.set_key(0, KEYS.encode(("a",)))
     for call in (register_timer, delete_timer):
@@ -157,7 +157,7 @@ def test_what_is_no_time_is_refused(tmp_path: Path, at_ms: int) -> None:
     assert list(timers(state)) == []
 
 
-def test_a_removed_key_takes_its_bytes_with_it(tmp_path: Path) -> None:
+def test_removing_a_key_subtracts_its_bytes_from_the_state_size(tmp_path: Path) -> None:
     state = open_state(tmp_path, now_ms=0)
     for user in "ab":
         state.set_key(1, KEYS.encode((user,)))

@@ -158,7 +158,7 @@ def test_an_unknown_outcome_deletes_nothing(files: list[tuple[str, Path]], when:
     assert stored(faulty.inner) == [path for path, _ in files[: 3 + (when == "after")]]
 
 
-def test_what_can_not_be_cleaned_up_is_told(files: list[tuple[str, Path]]) -> None:
+def test_files_that_cant_be_cleaned_up_are_noted_on_the_upload_error(files: list[tuple[str, Path]]) -> None:
     plan = {
         2: Fault(error=StorageUnavailable("the first"), when="before"),
         3: Fault(error=StorageUnavailable("no delete either"), when="before"),
@@ -171,7 +171,7 @@ def test_what_can_not_be_cleaned_up_is_told(files: list[tuple[str, Path]]) -> No
 
 
 @pytest.mark.parametrize("parallelism", [1, 4])
-def test_one_bad_download_removes_them_all(files: list[tuple[str, Path]], tmp_path: Path, parallelism: int) -> None:
+def test_one_failed_download_removes_all_files(files: list[tuple[str, Path]], tmp_path: Path, parallelism: int) -> None:
     """F7, F8: one damaged file among them: all destinations gone, the original error, the storage still usable."""
     storage = MemoryStorage()
     handles = upload_all(storage, files)
@@ -230,7 +230,7 @@ def test_interrupts_do_not_abandon_running_transfers(
     signal.signal(signal.SIGINT, before)
 
 
-def test_a_full_disk_of_the_worker_is_not_the_roots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_worker_disk_is_not_reported_as_a_full_storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It said to move the root to a larger disk, which does not help."""
     storage = LocalStorage(tmp_path / "root")
     handle = storage.create("a.sst", b"state")
@@ -246,6 +246,6 @@ def test_a_full_disk_of_the_worker_is_not_the_roots(tmp_path: Path, monkeypatch:
     assert "set TMPDIR to a folder with more" in str(refused.value)
 
 
-def test_no_parallelism_is_refused() -> None:
+def test_a_parallelism_of_zero_is_refused() -> None:
     with pytest.raises(UsageError, match="at least 1"):
         upload_all(MemoryStorage(), [], parallelism=0)

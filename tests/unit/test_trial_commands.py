@@ -46,12 +46,12 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.mark.long("half a second", runs_in="ci")
-def test_the_same_code_has_nothing_to_say(root: str) -> None:
+def test_compare_reports_no_difference_for_a_trial_of_the_same_code(root: str) -> None:
     said = called("compare", "same", "--root", root)
     assert said.endswith("no difference: every digest is equal\n") and "differs" not in said
 
 
-def test_a_mistake_is_told_by_column_with_an_example(root: str, tmp_path: Path) -> None:
+def test_compare_reports_changed_output_by_column_with_an_example_row(root: str, tmp_path: Path) -> None:
     how = ["compare", "double", "--root", root, "--match", "user", "--match", "kind"]
     said = called(*how, "--folder", str(tmp_path / "rows"))
     assert "output in 2 intervals, the first from 2024-01-02T00:00:00Z: 2 changed" in said
@@ -68,7 +68,7 @@ def test_a_mistake_is_told_by_column_with_an_example(root: str, tmp_path: Path) 
     assert "2 only in production, 2 only in the trial" in called("compare", "double", "--root", root)
 
 
-def test_states_fields_and_timers_are_told(root: str) -> None:
+def test_compare_reports_differences_of_states_fields_and_timers(root: str) -> None:
     said = called("compare", "more", "--root", root)
     assert "state total at 2024-01-04T00:00:00Z: 2 changed\n  largest: 2 changed" in said
     assert "state seen_at at 2024-01-04T00:00:00Z: 2 added" in said
@@ -87,7 +87,7 @@ def test_trials_are_listed_and_removed(root: str) -> None:
 
 
 @pytest.mark.long("half a second", runs_in="ci")
-def test_a_list_names_the_code_and_where_it_changed(tmp_path: Path) -> None:
+def test_the_checkpoint_list_shows_code_versions_and_marks_code_changes(tmp_path: Path) -> None:
     for n in range(3):
         DAYS.setdefault(day(n).start, [("ann", "pear", n + 1)])
     run(pipeline_of(version="1.0"), tmp_path, [0])
@@ -123,7 +123,7 @@ def test_a_list_names_the_code_and_where_it_changed(tmp_path: Path) -> None:
         ({"digest": 1}, "depend on something else, such as a clock or random numbers"),
     ],
 )
-def test_why_a_result_is_not_what_was_tried(root: str, changes: dict[str, Any], says: str | None) -> None:
+def test_the_reason_why_a_promotion_differs_is_reported(root: str, changes: dict[str, Any], says: str | None) -> None:
     record = coordinator_of(pipeline_of(), root).record("latest")
     content = record.content
     tried = Made(id=record.id, digest=content.digest, outputs=content.outputs, content=content)
@@ -152,7 +152,7 @@ OUTPUT = pipeline_of(output_schema="user string, kind string, total string, item
         (CODE, {"--from": "2024-02-01", "--to": "2024-02-02"}, "can't begin at", "The trial can begin at"),
     ],
 )
-def test_what_is_typed_is_refused_before_the_first_row_with_the_way_out(
+def test_an_unsuitable_try_command_is_refused_before_the_first_row_with_advice(
     root: str, monkeypatch: pytest.MonkeyPatch, code: str, changes: dict[str, Any], says: str, way_out: str
 ) -> None:
     monkeypatch.setattr("cairn.spark.session.connect", lambda *_, **__: SESSION)

@@ -229,7 +229,7 @@ def test_a_promotion_that_is_killed_leaves_stale_dependants_and_goes_on(
     ],
 )
 @pytest.mark.long("seconds", runs_in="ci")
-def test_what_moved_since_is_noticed_and_nothing_is_promoted(
+def test_a_trial_whose_inputs_or_base_changed_since_is_not_promoted(
     root: Path, corrected: int | None, typed: list[list[str]], noticed: str, refused: str
 ) -> None:
     for name in CHAIN if corrected is not None else ():
@@ -263,7 +263,7 @@ def test_a_trial_that_was_only_partly_tried_again_is_not_promoted(root: Path) ->
     assert "trial 'lone' of 'report' is out of date" in said and bytes_of(root) == before
 
 
-def test_which_intervals_of_a_dependant_a_trial_runs() -> None:
+def test_a_trial_runs_only_those_intervals_of_a_dependant_that_read_its_span() -> None:
     """The trial of `up` goes from noon of day 1 to noon of day 3. Days run that read it and end before its end."""
     span, plain = Interval(day(1).start + HALF, day(3).start + HALF), Edge(pipeline="up")
     back = replace(plain, back=1)

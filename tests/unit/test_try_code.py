@@ -92,7 +92,7 @@ def digests(root: Path | str) -> list[tuple[Interval, int]]:
 
 
 @pytest.mark.long("half a second", runs_in="ci")
-def test_a_refused_checkpoint_is_no_reason_to_refuse_code(root: Path) -> None:
+def test_a_quarantined_checkpoint_with_another_state_does_not_block_a_trial(root: Path) -> None:
     """The last day ran with another state and was quarantined: the code must fit the newest state, which is the day's base."""
     run(AVERAGED, root, [5])
     coordinator_of(OLD, str(root)).quarantine(6, "wrong")
@@ -102,7 +102,7 @@ def test_a_refused_checkpoint_is_no_reason_to_refuse_code(root: Path) -> None:
 
 
 @pytest.mark.long("half a second", runs_in="ci")
-def test_production_that_forgot_a_key_is_not_the_same(root: Path) -> None:
+def test_a_trial_differs_from_production_in_which_a_key_was_erased(root: Path) -> None:
     try_days(OLD, root, [3, 4])
     assert [i.state for i in compared(root).intervals] == ["same", "same"]
     words = ["erase", "--root", str(root), "--pipeline", NAME, '{"user": "ann"}', "--yes"]
@@ -113,7 +113,7 @@ def test_production_that_forgot_a_key_is_not_the_same(root: Path) -> None:
 
 
 @pytest.mark.long("half a second", runs_in="ci")
-def test_the_same_code_comes_to_the_same_and_production_is_as_it_was(
+def test_a_trial_of_the_same_code_gives_equal_digests_and_leaves_production_unchanged(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = bytes_of(root / NAME)
@@ -144,7 +144,7 @@ def test_the_same_code_comes_to_the_same_and_production_is_as_it_was(
 
 
 @pytest.mark.long("seconds", runs_in="ci")
-def test_deployed_for_the_past_it_is_what_was_tried_and_there_is_a_way_back(root: Path, tmp_path: Path) -> None:
+def test_a_promotion_of_the_past_gives_the_trials_results_and_can_be_taken_back(root: Path, tmp_path: Path) -> None:
     """What production has committed behind the trial is run again too, or it would be stale."""
     try_days(AVERAGED, root, range(1, 4))
     before, newest = digests(root), coordinator_of(OLD, str(root)).record("latest").content.digest
@@ -193,7 +193,7 @@ def test_another_input_stops_the_deployment_before_that_interval_is_committed(ro
     assert dict(digests(root))[day(3)] == there[day(3)] and dict(digests(root))[day(2)] != there[day(2)]
 
 
-def test_for_what_comes_next_the_state_is_checked(root: Path) -> None:
+def test_only_tried_code_can_be_promoted_for_future_intervals(root: Path) -> None:
     try_days(AVERAGED, root, range(3, 5))
     plan = plan_promotion(SESSION, AVERAGED, str(root))
     assert plan.again == () and plan.back is not None and plan.back.id == 5
@@ -202,7 +202,7 @@ def test_for_what_comes_next_the_state_is_checked(root: Path) -> None:
 
 
 @pytest.mark.long("half a second", runs_in="ci")
-def test_production_that_was_run_again_since_is_not_what_the_trial_began_from(root: Path) -> None:
+def test_a_trial_cant_be_promoted_or_resumed_if_its_base_was_recomputed(root: Path) -> None:
     try_days(AVERAGED, root, range(2, 5), trial="one")
     DAYS[day(1).start] = [("ann", "kiwi", 9)]
     run(OLD, root, range(1, 5))
@@ -213,7 +213,7 @@ def test_production_that_was_run_again_since_is_not_what_the_trial_began_from(ro
 
 
 @pytest.mark.long("half a second", runs_in="ci")
-def test_a_trial_that_is_not_whole_is_not_deployed_and_is_gone_on_with(root: Path) -> None:
+def test_an_incomplete_trial_is_not_promoted_and_can_be_resumed(root: Path) -> None:
     def stop(outcome: Any, progress: Any) -> None:
         if progress.done == 2:
             raise KeyboardInterrupt
@@ -226,7 +226,7 @@ def test_a_trial_that_is_not_whole_is_not_deployed_and_is_gone_on_with(root: Pat
 
 
 @pytest.mark.long("half a second", runs_in="ci")
-def test_a_trial_goes_on_though_production_has_dropped_what_it_began_from(tmp_path: Path) -> None:
+def test_a_trial_can_be_resumed_after_retention_dropped_its_base_checkpoint(tmp_path: Path) -> None:
     short = pipeline_of(retention=KeepLast(2))
     run(short, tmp_path, range(3))
     begun = try_days(AVERAGED, tmp_path, [2])
@@ -239,7 +239,7 @@ def test_a_trial_goes_on_though_production_has_dropped_what_it_began_from(tmp_pa
         try_days(AVERAGED, tmp_path, range(2, 5), trial="other")
 
 
-def test_its_time_is_over_and_a_sweep_removes_it(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sweep_removes_only_expired_trials(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now_ms = time.time_ns() // 1_000_000
     with monkeypatch.context() as ahead:  # the clock of a host, and no matter
         ahead.setattr(time, "time_ns", lambda: (now_ms + 30 * 86_400_000) * 1_000_000)
@@ -299,14 +299,14 @@ def check_removed_at(production: Path, folder: Path, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("removed", [1, 6, 14])
 @pytest.mark.long("half a second", runs_in="ci")
-def test_what_a_removed_trial_still_writes_goes_with_it_or_with_a_sweep(
+def test_files_written_by_a_removed_trial_are_deleted_by_it_or_by_a_sweep(
     production: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, removed: int
 ) -> None:
     assert check_removed_at(production, tmp_path, monkeypatch, removed)
 
 
 @pytest.mark.long("half a minute")
-def test_a_trial_is_removed_before_each_of_its_writes(
+def test_a_trial_removed_before_any_of_its_writes_leaves_no_files(
     production: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     removed = 1
@@ -395,14 +395,14 @@ def check_overtaken_at(production: Path, folder: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("at", [*range(8), 12])  # With the record after the files, call 6 is the wrong moment.
 @pytest.mark.long("half a second", runs_in="ci")
-def test_of_two_tries_that_begin_a_trial_at_once_none_is_stuck(
+def test_two_calls_that_begin_a_trial_at_once_leave_a_complete_trial(
     production: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int
 ) -> None:
     assert check_overtaken_at(production, tmp_path, monkeypatch, at)
 
 
 @pytest.mark.long("half a second", runs_in="ci")
-def test_a_trial_whose_folder_has_results_of_another_prints_the_command_that_helps(root: Path) -> None:
+def test_a_trial_folder_with_results_of_an_older_trial_is_refused_with_a_repair_command(root: Path) -> None:
     """Two trials that began at once left this before."""
     trial = try_days(DOUBLED, root, [2], trial="same").trial
     open_storage(trials_url(str(root), NAME)).delete("trials/same.json")
@@ -417,7 +417,7 @@ def test_a_trial_whose_folder_has_results_of_another_prints_the_command_that_hel
 
 
 @pytest.mark.long("two minutes")
-def test_a_trial_begins_a_second_time_before_its_calls(
+def test_a_trial_begun_a_second_time_before_any_storage_call_is_complete(
     production: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before each call up to the end of the fork, and before some of the later ones."""
@@ -475,7 +475,7 @@ def test_a_sweep_removes_a_folder_of_trials_without_a_trial(root: Path) -> None:
     assert not (root / ".trials").exists()
 
 
-def test_a_record_of_another_trial_removes_nothing(root: Path) -> None:
+def test_a_sweep_refuses_a_record_that_belongs_to_another_trial(root: Path) -> None:
     tried = try_days(DOUBLED, root, [2])
     records = root / ".trials" / NAME / "trials"
     shutil.copyfile(records / f"{tried.trial.name}.json", records / "forged.json")
@@ -496,7 +496,7 @@ def test_a_record_of_another_trial_removes_nothing(root: Path) -> None:
         ),
     ],
 )
-def test_what_production_could_not_take_is_refused_before_the_first_row(
+def test_a_trial_incompatible_with_production_is_refused_before_the_first_row(
     root: Path, changes: dict[str, Any], says: str
 ) -> None:
     for first in (0, 2):  # from empty state as well
@@ -505,7 +505,7 @@ def test_what_production_could_not_take_is_refused_before_the_first_row(
     assert not (root / ".trials").exists()
 
 
-def test_refusals_before_the_first_row(root: Path) -> None:
+def test_a_trial_with_unsuitable_code_source_or_intervals_is_refused_and_leaves_no_files(root: Path) -> None:
     with pytest.raises(UsageError, match="total"):
         try_days(pipeline_of(processor=Narrowing), root, range(2, 4))
     tried = try_days(OLD, root, [4])
@@ -527,7 +527,7 @@ def test_refusals_before_the_first_row(root: Path) -> None:
     assert not (root / ".trials").exists()
 
 
-def test_a_trial_from_a_savepoint(root: Path, tmp_path: Path) -> None:
+def test_a_trial_can_begin_from_a_savepoint_only_at_the_savepoints_end(root: Path, tmp_path: Path) -> None:
     """Also where retention has dropped the checkpoint; but its state is not production's, so that it is deployed for what comes next only."""
     record = coordinator_of(OLD, str(root)).record(day(1).end)
     take(join_url(str(root), NAME), record, tmp_path / "saved", "native")
@@ -538,7 +538,7 @@ def test_a_trial_from_a_savepoint(root: Path, tmp_path: Path) -> None:
         try_days(OLD, root, [3, 4], savepoint=str(tmp_path / "saved"), trial="later")
 
 
-def test_nothing_is_built_on_a_trial(root: Path) -> None:
+def test_a_trials_root_refuses_other_trials_forks_runs_and_savepoints(root: Path) -> None:
     tried = try_days(OLD, root, [3, 4])
     trial_folder = open_storage(join_url(tried.root, NAME))
     with pytest.raises(UsageError, match=r"Not possible there: fork"):
@@ -551,7 +551,7 @@ def test_nothing_is_built_on_a_trial(root: Path) -> None:
         assert done.exit_code == 2 and f"Use production's root: {root}" in done.output
 
 
-def test_output_that_is_replaced_while_it_is_compared(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_output_files_that_vanish_during_a_compare_are_reported(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     try_days(DOUBLED, root, [4])
     for file in (root / NAME / "output").rglob("part-*.parquet"):
         file.unlink()
@@ -559,7 +559,7 @@ def test_output_that_is_replaced_while_it_is_compared(root: Path, monkeypatch: p
         compared(root)
 
 
-def test_a_key_that_is_no_column_is_refused(root: Path) -> None:
+def test_a_compare_by_a_key_that_is_not_an_output_column_is_refused(root: Path) -> None:
     try_days(DOUBLED, root, [4])
     with pytest.raises(UsageError, match="the key column 'name' is not in the output of both sides"):
         compared(root, key=["name"])

@@ -66,7 +66,7 @@ def where() -> Any:
 @pytest.mark.parametrize(
     ("most", "shown"), [(3, "what\ndiffers\nhere"), (2, "what\ndiffers\nthe rest is in the log of this task")]
 )
-def test_a_form_is_passed_on(calls: list[Any], monkeypatch: pytest.MonkeyPatch, most: int, shown: str) -> None:
+def test_the_driver_gets_form_values(calls: list[Any], monkeypatch: pytest.MonkeyPatch, most: int, shown: str) -> None:
     monkeypatch.setattr("cairn_operators.trial_tasks._SHOWN_LINES", most)
     tried, _ = tasks()
     pushed: dict[str, Any] = {}
@@ -111,7 +111,7 @@ def test_a_person_decides_with_the_comparison_and_a_retry_does_not_ask_again(
         promote.execute(there)
 
 
-def test_a_rejection_a_silence_and_a_no_deploy_nothing(calls: list[Any], asked: list[dict[str, Any]]) -> None:
+def test_no_code_is_promoted_after_a_rejection_a_timeout_or_a_no(calls: list[Any], asked: list[dict[str, Any]]) -> None:
     _, promote = tasks(NEXT)
     with pytest.raises(AirflowFailException, match="ann has rejected the promotion"):
         promote.after_answer(where(), answer("Reject"), asked="")
@@ -141,7 +141,7 @@ def test_a_rejection_a_silence_and_a_no_deploy_nothing(calls: list[Any], asked: 
         ("", ""),
     ],
 )
-def test_lines_stay_lines_in_required_actions(text: str, shown: str) -> None:
+def test_comparison_lines_become_a_markdown_list_in_required_actions(text: str, shown: str) -> None:
     assert as_markdown(text) == shown
 
 

@@ -28,7 +28,7 @@ ASKED = {
 
 
 @pytest.mark.long("seconds", runs_in="ci")
-def test_the_commands_that_look_up_a_key(tmp_path: Path) -> None:
+def test_the_key_commands_of_a_checkpoint_page_work_as_printed(tmp_path: Path) -> None:
     from starlette.testclient import TestClient
 
     from tests.support.shown_app import shown_app

@@ -23,7 +23,7 @@ RIDES = PipelineRef(name="rides", root="file:///state", dag_id="rides", code="m:
 
 
 @pytest.mark.long("half a second", runs_in="ci")
-def test_unusable_checkpoints_name_the_commit_that_tells_since_when() -> None:
+def test_unusable_checkpoints_name_the_commit_that_made_them_unusable() -> None:
     storage = MemoryStorage("memory://ui/rides")
     eventful(storage)
     log = read_log(storage)
@@ -71,7 +71,7 @@ FAILING = FailingTask(dag_id="d", run_id="old", interval=day(1), task_id="proces
         (MISSING, [], [of("failed")], "r"),
     ],
 )
-def test_which_run_the_overview_explains(
+def test_the_overview_explains_a_broken_run_before_a_failing_run_before_the_newest_run(
     broken: Broken | None, failing: list[FailingTask], runs: list[DagRun], explains: str | None
 ) -> None:
     assert run_to_explain(broken, failing, runs) == explains
@@ -102,7 +102,7 @@ def plan(**changes: Any) -> DagSchedule:
         (None, None, "advice", "cairn status --root file:///state --pipeline rides"),
     ],
 )
-def test_the_next_step_of_a_pipeline_without_checkpoint(
+def test_a_pipeline_without_checkpoint_gets_a_next_step_that_fits_its_dag(
     dag_id: str | None, schedule: DagSchedule | None, said: str, command: str
 ) -> None:
     step = next_steps.without_checkpoint(PipelineRef(name="rides", root="file:///state", dag_id=dag_id), schedule)
@@ -121,7 +121,7 @@ def test_the_next_step_of_a_pipeline_without_checkpoint(
         (500, "The page failed", "All pipelines"),
     ],
 )
-def test_the_next_step_of_an_error(status: int, heading: str, link: str) -> None:
+def test_each_http_error_gets_a_heading_and_a_link_to_another_page(status: int, heading: str, link: str) -> None:
     refusal = next_steps.after_error(status)
     assert (refusal.heading, refusal.step.link, refusal.step.airflow) == (heading, link, status == 401)
     of_pipeline = next_steps.after_error(status, RIDES)

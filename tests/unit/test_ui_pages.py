@@ -149,7 +149,7 @@ VIEWS = {
 
 
 @pytest.mark.parametrize("path", VIEWS)
-def test_each_view_says_what_it_is_for(pages: Any, path: str) -> None:
+def test_each_page_shows_its_main_facts_and_commands(pages: Any, path: str) -> None:
     answer = pages.get(BASE + path.format_map(pages.keys))
     assert answer.status_code == 200, answer.text
     shown = text(answer.text).replace("&#39;", "'").replace("&lt;", "<").replace("&gt;", ">").replace("&#34;", '"')
@@ -185,7 +185,7 @@ REQUESTS = {
 
 
 @pytest.mark.long("seconds", runs_in="ci")
-def test_a_page_sends_no_more_requests_to_the_storage() -> None:
+def test_no_page_exceeds_its_limit_of_storage_requests() -> None:
     from tests.support.shown_app import shown_app
 
     storage, ref = Counted(), PipelineRef(name="rides", root="memory://ui", dag_id="rides", code="m:X")
@@ -199,7 +199,7 @@ def test_a_page_sends_no_more_requests_to_the_storage() -> None:
     assert {path: sent[path] for path in sent if sent[path] > REQUESTS[path]} == {}
 
 
-def test_every_page_forbids_what_it_does_not_need(pages: Any) -> None:
+def test_pages_forbid_inline_scripts_and_content_of_other_hosts(pages: Any) -> None:
     answer = pages.get(BASE + "/")
     policy = answer.headers["content-security-policy"]
     assert "default-src 'none'" in policy and "unsafe" not in policy and "://" not in policy
@@ -215,7 +215,7 @@ def test_every_page_forbids_what_it_does_not_need(pages: Any) -> None:
     assert pages.get(f"{BASE}/static/pages.py").status_code == 404
 
 
-def test_a_hostile_name_is_text(pages: Any) -> None:
+def test_html_in_a_pipeline_name_is_escaped(pages: Any) -> None:
     for path in ("/", f"/p/{pages.keys[HOSTILE]}/", f"/p/{pages.keys[HOSTILE]}/checkpoint/2"):
         shown = pages.get(BASE + path).text
         assert HOSTILE not in shown and "&lt;script&gt;pwned=1&lt;!--" in shown
@@ -238,7 +238,7 @@ def test_who_may_not_read_a_dag_does_not_see_its_pipeline(pages: Any) -> None:
     assert nils.get(f"{BASE}/p/{pages.keys['unowned']}/").status_code == 404
 
 
-def test_nobody_gets_nothing(pages: Any) -> None:
+def test_pages_answer_401_without_login_and_403_without_rights(pages: Any) -> None:
     everything = [*(path.format_map(pages.keys) for path in VIEWS), "/p/x/docs/y"]
     stranger, barred = client_of(pages.app, None), client_of(pages.app, "nobody")
     for path in everything:
@@ -260,7 +260,7 @@ def test_nobody_gets_nothing(pages: Any) -> None:
         ("/nothing/here", 404),
     ],
 )
-def test_what_is_not_there_is_said_with_the_next_step(pages: Any, path: str, status: int) -> None:
+def test_an_error_page_shows_its_status_and_a_link_to_a_working_page(pages: Any, path: str, status: int) -> None:
     answer = pages.get(BASE + path.format_map(pages.keys))
     assert answer.status_code == status
     said = text(answer.text)
@@ -270,7 +270,7 @@ def test_what_is_not_there_is_said_with_the_next_step(pages: Any, path: str, sta
     assert status != 422 or "before: Input should be a valid integer" in said
 
 
-def test_a_page_that_fails_says_so_and_tells_nothing_else(pages: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_page_answers_500_and_hides_the_exception(pages: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from cairn_ui import pages_of_log
 
     def fail(*_: Any) -> None:
@@ -282,7 +282,7 @@ def test_a_page_that_fails_says_so_and_tells_nothing_else(pages: Any, monkeypatc
     assert answer.status_code == 500 and "The page failed" in text(answer.text) and "a secret" not in answer.text
 
 
-def test_who_may_not_read_logs_sees_no_reason_and_no_dag_of_others(pages: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failure_reasons_and_dags_are_hidden_without_rights(pages: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from cairn_ui.access import Rights
 
     nils = client_of(pages.app, "nils")
@@ -450,7 +450,7 @@ def test_a_mounted_application_answers_the_request_that_imports_it(monkeypatch: 
     assert sent == ["request"]
 
 
-def test_nothing_is_written(pages: Any) -> None:
+def test_pages_refuse_http_methods_that_write(pages: Any) -> None:
     for method in ("post", "put", "patch", "delete"):
         assert getattr(pages, method)(f"{BASE}/p/{pages.keys['rides']}/").status_code == 405
 
@@ -464,7 +464,7 @@ def test_one_request_at_a_time_reads_the_dags(monkeypatch: pytest.MonkeyPatch) -
     assert (dags.pipelines(), waits) == ([], [True])
 
 
-def test_a_root_is_read_as_the_connection_of_its_dag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_root_is_opened_with_its_dags_airflow_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The key's file is gone when the first page is read."""
     from cairn_ui.airflow_database import open_folder
     from state_backend.values.errors import UsageError
@@ -564,7 +564,7 @@ def test_a_wide_graph_has_no_line_through_a_pipeline() -> None:
 
 
 @pytest.mark.long("seconds", runs_in="ci")
-def test_each_situation_of_the_pictures_has_its_sentence_and_its_command(tmp_path: Path) -> None:
+def test_each_pictured_overview_names_its_problem_and_prints_a_heal_command(tmp_path: Path) -> None:
     said = {
         "overview": "with another result. Checkpoint 6 and those that follow from it were built on the old one.",
         "overview-clicks": "try 3 of 4 of task process",

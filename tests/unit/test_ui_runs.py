@@ -149,11 +149,11 @@ ENDED = LogLine(level="error", text="Task failed", errors=(("AirflowException", 
         ([LogLine(level="ERROR", text="x" * 400)], [], None, "x" * 299 + "…"),
     ],
 )
-def test_why_a_try_failed(log: Any, events: Any, retry_reason: str | None, reason: str | None) -> None:
+def test_a_failed_try_shows_its_log_error(log: Any, events: Any, retry_reason: str | None, reason: str | None) -> None:
     assert reason_of(log, events, retry_reason) == reason
 
 
-def test_a_strip_tells_the_state_of_each_interval_without_its_colour() -> None:
+def test_the_interval_strip_shows_each_state_by_a_sign_and_a_word() -> None:
     runs = [run_of(n, "success") for n in range(1, 41)]
     runs[39] = run_of(40, "failed", 1.5)
     runs[38] = run_of(39, "running", None)
@@ -264,7 +264,7 @@ def test_a_timeline_has_the_time_of_the_scheduler_the_queue_and_validation() -> 
         assert all(p.at >= 0 and p.at + p.share <= 1 + 1e-9 for p in line.parts)
 
 
-def test_a_timeline_of_what_has_not_ended() -> None:
+def test_a_timeline_counts_an_unfinished_task_up_to_now() -> None:
     deferred = one_try("process", 1, 40, 4, None, state="running")  # queued again after its trigger
     shown = timeline_of(the_run("running", None), [deferred], at(50))
     (line,) = shown.lines

@@ -115,7 +115,7 @@ def test_pipelines_are_found_by_the_operators_of_dags() -> None:
     )
 
 
-def test_the_setting_names_folders_and_fills_in_templates() -> None:
+def test_the_pipelines_setting_adds_folders_and_fills_in_templated_roots() -> None:
     setting = "file:///state/rides google@gs://bucket/state/clicks/ file:///other/rides"
     mine, other, clicks = (
         ref
@@ -132,7 +132,7 @@ def test_the_setting_names_folders_and_fills_in_templates() -> None:
     assert Reader(lambda _: pytest.fail("opened")).look(open_).problem == open_.unreadable
 
 
-def test_keys_are_of_one_pipeline_each_and_stand_in_a_url() -> None:
+def test_pipeline_keys_are_unique_and_safe_in_a_url() -> None:
     refs = [PipelineRef(name=n, root=r, dag_id=d) for n in ("a", "<b>/") for r in ("x", "y") for d in ("d", None)]
     assert len({ref.key for ref in refs}) == 8
     assert all(ref.key.isascii() and not set(ref.key) & set("<>/ ?#&") for ref in refs)
@@ -173,7 +173,7 @@ def test_health_tells_the_worst_first(rides: Reading) -> None:
     assert [c.text for c in overview_of(read(folder)).health] == ["no problems"]
 
 
-def test_the_overview_says_what_the_next_interval_would_do(rides: Reading) -> None:
+def test_the_overview_shows_why_the_next_interval_cant_start_and_the_repair_command(rides: Reading) -> None:
     savepoint = {"checkpoint": 3, "savepoint": "file:///s/3"}
     facts = pipeline_overview.facts_of(Look(reading=rides), FromAirflow(schedule=schedule()), NOW)
     written = {13: round(NOW.timestamp() * 1000) - 90_000}
@@ -191,7 +191,7 @@ def test_the_overview_says_what_the_next_interval_would_do(rides: Reading) -> No
     assert dict(shown.counts) == {"completed": 8, "stale": 1, "replaced": 4, "quarantined": 1}
 
 
-def test_who_has_to_be_looked_at_stands_first(rides: Reading) -> None:
+def test_pipelines_with_problems_are_listed_first(rides: Reading) -> None:
     folder = MemoryStorage("memory://ui/clicks")
     steady(folder, 3)
     looks = {"well": Look(reading=read(folder)), "bad": Look(reading=rides), "away": Look(reading=None, problem="away")}
@@ -213,13 +213,13 @@ def test_a_healthy_next_interval_names_its_base() -> None:
 # --- history and lineage ---------------------------------------------------------------------------------------------------------------
 
 
-def test_pages_of_ids() -> None:
+def test_the_history_is_paged_by_descending_checkpoint_ids() -> None:
     said: dict[Any, list[int]] = {(0, None): [], (3, None): [3, 2, 1], (9, None): [9, 8, 7, 6], (9, 6): [5, 4, 3, 2]}
     said |= {(9, 2): [1], (9, 1): [], (9, 99): [9, 8, 7, 6]}
     assert {asked: [*ids_of_page(*asked, 4).ids] for asked in said} == said
 
 
-def test_the_history_shows_what_each_checkpoint_is(rides: Reading) -> None:
+def test_the_history_shows_state_run_phases_and_origin_of_each_checkpoint(rides: Reading) -> None:
     page = ids_of_page(rides.log.head_id, None, 6)
     assert (page.newer, page.older) == (None, 9) and ids_of_page(rides.log.head_id, 9, 6).newer == 15
     rows = describe_log(rides.log, page.ids, {14: 1000}, now_ms=3000)
@@ -289,7 +289,7 @@ def test_the_lineage_shows_branches_and_restores(rides: Reading) -> None:
         (None, {"kind": "restore"}, "forked from another pipeline"),
     ],
 )
-def test_where_a_checkpoint_came_from_in_words(base: int | None, changes: dict[str, Any], words: str | None) -> None:
+def test_a_checkpoints_origin_is_put_into_words(base: int | None, changes: dict[str, Any], words: str | None) -> None:
     assert origin_of(record(2, day(1), base, **changes)) == words
 
 
@@ -310,7 +310,7 @@ def test_trends_draw_within_their_columns_and_say_the_figures(rides: Reading) ->
     assert [n for n, _ in zoomed.points] == [3, 4, 5]
 
 
-def test_a_mark_stands_where_the_code_changed_and_nothing_can_be_drawn(rides: Reading) -> None:
+def test_trends_mark_code_changes_and_accept_empty_figures(rides: Reading) -> None:
     one, two, three = rides.log.completed()[:3]
     other = replace(two, content=replace(two.content, code_hash="0" * 64))
     columns = trends.figures_of([one, other, three]).columns
@@ -328,7 +328,7 @@ def actions(reading: Reading, checkpoint: int, ref: PipelineRef = RIDES, airflow
     return [*actions_of(ref, reading.log, reading.log.whole(checkpoint), airflow)]
 
 
-def test_what_can_be_done_with_a_checkpoint(rides: Reading) -> None:
+def test_a_checkpoint_offers_restore_savepoint_validate_and_quarantine_commands(rides: Reading) -> None:
     back, keep, _, _, _, again, refuse = actions(rides, 11)
     assert back.command == 'airflow dags trigger rides_restore --conf \'{"target": "11"}\''
     assert keep.command == "cairn savepoint 11 --root memory://ui --code m:RIDES --folder DESTINATION"
@@ -336,7 +336,7 @@ def test_what_can_be_done_with_a_checkpoint(rides: Reading) -> None:
     assert refuse.command == "cairn quarantine 11 --root memory://ui --pipeline rides --dry-run"
 
 
-def test_what_can_be_done_with_a_stale_one(rides: Reading) -> None:
+def test_a_stale_checkpoint_offers_heal_and_no_restore_or_savepoint(rides: Reading) -> None:
     shown = actions(rides, 12, PipelineRef(name="rides", root="memory://ui", dag_id="rides"))
     assert [a.command.partition(" --")[0] for a in shown] == [
         "cairn heal",
@@ -425,7 +425,7 @@ class Stuck(MemoryStorage):
         return super().read(path, offset=offset)
 
 
-def test_a_root_that_does_not_answer_is_given_up_and_hides_no_other() -> None:
+def test_an_unresponsive_root_times_out_and_does_not_hide_other_pipelines() -> None:
     stuck, well, now_s = Stuck(), MemoryStorage("memory://ui/well"), [0.0]
     for folder in (stuck, well):
         steady(folder, 2)
@@ -474,7 +474,7 @@ def test_two_requests_at_once_share_one_read(monkeypatch: pytest.MonkeyPatch) ->
         assert [*pool.map(ask, range(2))] == [None, None] and reads == [1]
 
 
-def test_a_reading_stays_fresh_while_another_pipeline_takes_all_of_the_time() -> None:
+def test_a_log_read_stays_fresh_while_another_pipelines_storage_times_out() -> None:
     """The list of all pipelines waits 2.5 s for a silent storage. Readings were too old after 2 s, and read again with 0 s left."""
     stuck, well, now_s = Stuck(), Stuck(), [0.0]
     steady(well, 2)
@@ -496,7 +496,7 @@ def test_a_reading_stays_fresh_while_another_pipeline_takes_all_of_the_time() ->
     well.go.set()
 
 
-def test_what_a_storage_refuses_is_said() -> None:
+def test_a_storage_error_is_shown_as_the_pipelines_problem() -> None:
     def refuse(_: PipelineRef) -> Storage:
         raise StorageUnavailable("the storage is away")
 
@@ -576,7 +576,7 @@ def test_docs_are_found_by_checkpoint(tmp_path: Path) -> None:
     assert (len(listed), listed[-1].table, listed[-1].at) == (4, None, datetime(1970, 1, 1, tzinfo=UTC))
 
 
-def test_templates_escape_and_know_all_their_names() -> None:
+def test_every_template_loads_and_escapes_html() -> None:
     env = pages.environment()
     assert env.autoescape is True
     for name in env.list_templates():

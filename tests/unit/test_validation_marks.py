@@ -93,7 +93,7 @@ def test_marks_of_dropped_checkpoints_and_refusals_are_swept(tmp_path: Path) -> 
     assert {paths.refused("bad"), paths.prepared("bad")} <= gone and swept.unknown == ()
 
 
-def test_marks_decode_as_what_their_names_say() -> None:
+def test_validation_marks_and_refusals_are_read_back_as_written() -> None:
     mark = Validated(id=7, mode="full")
     assert record_codec.decode(record_codec.encode(mark), "p", Validated) == mark
     assert paths.validated_id(paths.validated(7, "full")) == (7, "full")
@@ -104,7 +104,7 @@ def test_marks_decode_as_what_their_names_say() -> None:
     assert paths.attempt_of(paths.refused("a")) == "a"
 
 
-def test_a_mark_of_another_checkpoint_is_found(tmp_path: Path) -> None:
+def test_verification_reports_a_validation_mark_that_belongs_to_another_checkpoint(tmp_path: Path) -> None:
     pipeline = RealPipeline(tmp_path)
     pipeline.run(1, "a1", {"a": 1})
     pipeline.storage.create(paths.validated(1, "full"), record_codec.encode(Validated(id=2, mode="full")))
@@ -113,7 +113,7 @@ def test_a_mark_of_another_checkpoint_is_found(tmp_path: Path) -> None:
     assert any("belongs to" in f for f in found) and any("ends at 1" in f for f in found)
 
 
-def test_what_a_refusal_costs() -> None:
+def test_a_quarantine_affects_the_output_of_all_descendants_not_yet_replaced() -> None:
     """The output of the refused checkpoint and of all that descends from it, but not what a re-run has replaced since."""
     folder = Folder()
     days(folder, 1, 4)

@@ -100,7 +100,7 @@ def page(text: str) -> Iterator[str]:
     ids=["another version", "own version", "no page"],
 )
 @pytest.mark.parametrize("attributes", ['"version" style="margin-right: 15px;"', '"version me-3"'], ids=["4.0", "4.3"])
-def test_a_master_that_does_not_answer(
+def test_an_unresponsive_master_is_reported_with_its_version_or_as_unavailable(
     attributes: str, shown: str | None, error: type[Exception], says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a master of another version, which can't read what the driver says."""
@@ -115,7 +115,7 @@ Python in worker has different version: 3.12 than that in driver: 3.11, PySpark 
 Please check environment variables PYSPARK_PYTHON and PYSPARK_DRIVER_PYTHON are correctly set."""
 
 
-def test_spark_s_words_about_python_become_ours() -> None:
+def test_a_python_mismatch_between_workers_and_driver_names_both_versions() -> None:
     with pytest.raises(UsageError) as raised, first_cause():
         raise RuntimeError(SAYS)
     assert str(raised.value).startswith(
@@ -124,7 +124,7 @@ def test_spark_s_words_about_python_become_ours() -> None:
 
 
 @pytest.mark.spark
-def test_executors_are_asked_for_their_versions_before_the_first_job(
+def test_executors_with_another_spark_or_python_version_are_refused(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spark_session._check_executors(spark, "spark://h:7077")

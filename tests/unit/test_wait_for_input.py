@@ -135,7 +135,7 @@ def test_a_released_input_ends_the_wait_without_a_commit(world: World, monkeypat
     assert fires(deferred, lambda: release_checkpoint(locate(UP, "sales"), 3)).startswith("sales has")
 
 
-def test_with_a_connection_the_task_itself_looks_without_a_driver(world: World) -> None:
+def test_a_task_with_a_storage_connection_checks_its_input_without_a_driver(world: World) -> None:
     made = world.made
     world.made = lambda: setattr(task := made(), "storage_conn_id", "gcs") or task  # type: ignore[method-assign, func-returns-value]
     world.operator = world.made()

@@ -41,7 +41,7 @@ def text(ms: int) -> str:
         ("Asia/Tokyo", "9999-12-31T23:00Z", "9999-12-31T23:00:00"),
     ],
 )
-def test_the_wall_time_that_no_later_instant_falls_short_of(zone: str, at: str, wall: str) -> None:
+def test_the_settled_wall_time_stands_still_in_the_first_of_two_repeated_hours(zone: str, at: str, wall: str) -> None:
     assert text(settled_wall_ms(to_ms(datetime.fromisoformat(at)), zone_of(zone).rules)) == wall
 
 
@@ -54,7 +54,7 @@ def test_the_wall_time_that_no_later_instant_falls_short_of(zone: str, at: str, 
         ("Africa/Cairo", "2024-10-31"),
     ],
 )
-def test_the_wall_time_never_goes_back_and_waits_no_longer_than_it_must(zone: str, day: str) -> None:
+def test_the_settled_wall_time_is_the_least_wall_time_of_all_later_instants(zone: str, day: str) -> None:
     rules = ZoneInfo(zone)
     instants = [datetime.fromisoformat(day).replace(tzinfo=UTC) + timedelta(minutes=m) for m in range(0, 2880)]
     walls = [to_ms(at.astimezone(rules).replace(tzinfo=UTC)) for at in instants]
@@ -68,7 +68,7 @@ def test_the_wall_time_never_goes_back_and_waits_no_longer_than_it_must(zone: st
     long_after(1, product(("America/Chicago", "Asia/Tokyo"), ("interval", "observed")), "one zone and rule is enough"),
 )
 @pytest.mark.parametrize("case", [*long_after(2, READY_MADE, "a second for each processor", runs_in="ci"), *FORMS])
-def test_a_zone_gives_what_utc_gives_over_the_same_hours_of_the_wall(case: str, zone: str, rule: str) -> None:
+def test_a_pipeline_in_a_zone_gives_the_results_of_utc_for_the_same_wall_times(case: str, zone: str, rule: str) -> None:
     """Intervals of hours in a zone have the rows, late rows, timers and state of the intervals of UTC with the same wall times."""
     wall = MONDAY.replace(tzinfo=None)
     start = wall.replace(tzinfo=zone_of(zone).rules)

@@ -105,7 +105,7 @@ def ask(environment: dict[str, str] | None = None, private: dict[str, Any] | Non
     return DriverProcess("warm_fake").run(["--more"], print, environment, private)
 
 
-def test_a_warm_driver_is_as_if_it_had_been_started(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_warm_driver_runs_like_a_newly_started_driver(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code(folder, "one")
     monkeypatch.setenv("TZ", "Asia/Tokyo")
     said = ask({"CREDENTIALS": "mine"}, {"token": "t", "conf": {}})
@@ -137,7 +137,7 @@ def fake(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]
 
 
 @pytest.mark.parametrize(("what", "says"), [("kill", "SIGKILL"), ("exit 7", "7"), ("error X", "what went wrong")])
-def test_a_driver_that_ends_badly(fake: Callable[[str], Path], what: str, says: str) -> None:
+def test_a_bad_exit_of_a_warm_driver_fails_its_task(fake: Callable[[str], Path], what: str, says: str) -> None:
     fake(what)
     with pytest.raises(AirflowException, match=says):
         ask()
@@ -259,7 +259,7 @@ def test_stop_ends_the_whole_group(fake: Callable[[str], Path], manner: str) -> 
 
 
 @pytest.mark.long("ten seconds of processes")
-def test_two_at_once_and_a_host_that_is_killed(fake: Callable[[str], Path]) -> None:
+def test_drivers_of_a_killed_host_end_and_a_new_host_is_started(fake: Callable[[str], Path]) -> None:
     """Its drivers end with it, their tasks see killed drivers, and the next driver is started cold, and a host for those behind it."""
     folder = fake("hang")
     drivers = list[int]()
@@ -312,7 +312,7 @@ def test_a_folder_that_somebody_else_can_write_to_is_not_used(monkeypatch: pytes
 
 
 @pytest.mark.parametrize("left", ["", "176", "176 x", "1 2 3"])
-def test_times_that_a_stop_left_keep_no_driver_from_starting(left: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_damaged_file_of_start_times_does_not_stop_a_driver_start(left: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are read under the lock, and written anew, so that the next driver knows of this one."""
     with tempfile.TemporaryDirectory(prefix="cw-") as made:
         monkeypatch.setattr(tempfile, "tempdir", made)
@@ -345,14 +345,14 @@ end_quickly(int(sys.argv[1]))
 
 
 @pytest.mark.parametrize(("code", "says"), [(0, {"thread", "atexit", "last words"}), (3, {"last words"})])
-def test_a_driver_ends_quickly_and_leaves_nothing_undone(code: int, says: set[str]) -> None:
+def test_a_driver_runs_exit_handlers_after_success_and_skips_them_after_an_error(code: int, says: set[str]) -> None:
     """After a success, threads of the user and functions of `atexit` end as in any Python. After an error, they do not delay."""
     done = subprocess.run([sys.executable, "-c", ENDS, str(code)], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (code, "")
     assert {word for word in ("thread", "atexit", "last words") if word in done.stdout} == says
 
 
-def test_a_host_computes_once_what_all_drivers_need() -> None:
+def test_a_host_fills_the_drivers_caches_once_and_watches_all_source_files() -> None:
     driver_host._compute_once()
     for compute in (record_codec.build_adapters, ship_processor.runtime_version):
         compute()

@@ -36,7 +36,7 @@ def clock(watermark_ms: int | None, late_ms: int | None) -> LogicalTime:
         ("interval", (9_990, 4_900), None, 9_990_000, 9_990, 9_990, (9_990, None)),
     ],
 )
-def test_each_rule_of_watermarks_gives_its_watermark(
+def test_a_watermark_follows_its_rule_and_never_goes_back(
     rule: Rule,
     base: tuple[int | None, int | None] | None,
     newest_us: int | None,

@@ -141,13 +141,13 @@ class Rows:
         ),
     ],
 )
-def test_an_initial_state_by_another_key(rows: Any, error: type[CairnError], says: str) -> None:
+def test_an_initial_state_with_another_key_is_refused(rows: Any, error: type[CairnError], says: str) -> None:
     spark: Any = FakeSpark()
     pipeline = replace(PIPELINE, initial_state=lambda _: rows)
     refused(error, says, lambda: plan_interval._initial_state(spark, pipeline, fields(k=t.StringType())))
 
 
-def test_a_grouping_by_more_than_columns() -> None:
+def test_a_grouping_by_an_expression_is_refused() -> None:
     rows = Rows(fields(k=t.StringType()), connect.upper("k"))
     refused(
         UsageError,
@@ -168,7 +168,7 @@ def test_a_grouping_by_more_than_columns() -> None:
         ({}, "the key is struct<k: bigint>, but its state was made with struct<k: string>"),
     ],
 )
-def test_what_can_not_change(changes: dict[str, Any], says: str) -> None:
+def test_a_change_of_key_time_mode_max_parallelism_or_start_is_refused(changes: dict[str, Any], says: str) -> None:
     base = content(day(1), "a", key_schema=KEY_SCHEMA, max_parallelism=16)
     pipeline = replace(PIPELINE, **{"time_mode": "processing", **changes})
     names = ColumnNames(names=("k",), case_sensitive=False, what="the input")
@@ -190,7 +190,7 @@ class Raises:
     def close(self) -> None: ...
 
 
-def test_an_init_that_raises_on_the_driver() -> None:
+def test_an_init_that_raises_is_reported_as_a_processor_error() -> None:
     pipeline = replace(PIPELINE, processor=Raises)
     says = "pipeline 'p': Raises.init failed on the driver: ValueError: no such table"
     refused(ProcessorError, says, lambda: plan_interval.declared_states(ANY, pipeline))
@@ -210,7 +210,7 @@ def test_an_init_that_raises_on_the_driver() -> None:
         ),
     ],
 )
-def test_a_savepoint_of_another_pipeline(tmp_path: Path, changes: dict[str, Any], says: str) -> None:
+def test_a_savepoint_of_other_settings_is_refused_unclaimed(tmp_path: Path, changes: dict[str, Any], says: str) -> None:
     """F79: it is refused, and not claimed."""
     SmallPipeline(tmp_path).take(tmp_path / "saved", "native")
     pipeline = replace(PIPELINE, **{"time_mode": "processing", **changes})
@@ -228,7 +228,7 @@ def test_an_unknown_claim_mode_is_refused() -> None:
     )
 
 
-def test_an_attempt_whose_checkpoint_was_dropped_since() -> None:
+def test_a_restore_by_an_attempt_whose_checkpoint_was_dropped_is_refused() -> None:
     folder = Folder(policy=KeepLast(1))
     for n in (1, 2, 3):
         folder.run(day(n), f"a{n}")
@@ -241,7 +241,7 @@ def test_an_attempt_whose_checkpoint_was_dropped_since() -> None:
         )
 
 
-def test_where_a_savepoint_can_not_go(tmp_path: Path) -> None:
+def test_a_savepoint_into_an_occupied_folder_or_of_unknown_format_is_refused(tmp_path: Path) -> None:
     SmallPipeline(tmp_path).take(tmp_path / "saved", "native")
     refused(
         UsageError,
@@ -255,7 +255,7 @@ def test_where_a_savepoint_can_not_go(tmp_path: Path) -> None:
     )
 
 
-def test_a_consolidation_that_is_dropped_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_consolidation_that_retention_drops_at_once_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The answer to its commit was lost, and by the time that it is looked at others have committed beyond what is kept."""
     record = SmallPipeline(tmp_path).record
     assert record is not None
@@ -273,7 +273,7 @@ def test_a_consolidation_that_is_dropped_at_once(tmp_path: Path, monkeypatch: py
 # --- validation --------------------------------------------------------------------------------------------------------------------
 
 
-def test_a_validation_that_can_not_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_validation_without_a_spark_session_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     says = "a full validation restores the state, so it needs a Spark session; mode fast needs none"
     monkeypatch.setattr(validate, "verify_files", lambda *_, **__: SimpleNamespace(findings=(), files=1))
     record = SmallPipeline(tmp_path).record
@@ -281,7 +281,7 @@ def test_a_validation_that_can_not_be(tmp_path: Path, monkeypatch: pytest.Monkey
     refused(UsageError, says, lambda: validate_checkpoint(None, PIPELINE, str(tmp_path / "root"), record))
 
 
-def test_expectations_of_what_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_expectations_of_an_unknown_state_or_without_their_library_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     target: Any = SimpleNamespace(before=None)
     found: Any = SimpleNamespace(
         states=[SimpleNamespace(state="counts", entries=1), SimpleNamespace(state="$timers", entries=0)]
@@ -296,7 +296,7 @@ def test_expectations_of_what_is_not_there(monkeypatch: pytest.MonkeyPatch) -> N
     refused(UsageError, "lacks Great Expectations (import of", lambda: expectation_suites.Suites(pipeline, "run", None))
 
 
-def test_an_expectation_that_can_not_be_evaluated() -> None:
+def test_an_expectation_on_a_missing_column_is_reported_as_a_wrong_expectation() -> None:
     config = SimpleNamespace(type="expect_column_max_to_be_between", kwargs={"column": "m"})
     info = {"raised_exception": True, "exception_message": "no column m"}
     result = SimpleNamespace(expectation_config=config, exception_info=info)
@@ -315,14 +315,14 @@ def test_an_expectation_that_can_not_be_evaluated() -> None:
         ({"removable": "n > 1"}, "removable allows some rows to be missing, so it needs no_row_lost=True"),
     ],
 )
-def test_expectations_over_time_that_can_not_be_meant(settings: dict[str, Any], says: str) -> None:
+def test_contradictory_change_expectations_are_refused(settings: dict[str, Any], says: str) -> None:
     refused(UsageError, says, lambda: ChangeExpectations(**settings))
 
 
 # --- data sources ------------------------------------------------------------------------------------------------------------------
 
 
-def test_what_the_data_sources_refuse(tmp_path: Path) -> None:
+def test_data_sources_refuse_missing_options_absent_output_and_unreadable_states(tmp_path: Path) -> None:
     made = SmallPipeline(tmp_path)
     made.take(tmp_path / "saved", "canonical")
     here = {"root": str(tmp_path / "root"), "pipeline": "p"}
@@ -386,12 +386,12 @@ OTHER = SimpleNamespace(operatorId=0, operatorName="stateStoreSave")
         ),
     ],
 )
-def test_a_folder_that_is_no_checkpoint_of_a_query(rows: Any, error: type[CairnError], says: str) -> None:
+def test_a_folder_without_a_streaming_checkpoint_is_refused(rows: Any, error: type[CairnError], says: str) -> None:
     spark: Any = Reader(rows)
     refused(error, says, lambda: streaming._operator(spark, "/c", 0))
 
 
-def test_state_of_a_query_that_can_not_be_read() -> None:
+def test_unreadable_state_of_a_streaming_query_is_reported_as_a_source_error() -> None:
     reader = streaming._StateReader(Reader(FAILS), "/c", 3, 0)  # type: ignore[arg-type]
     refused(SourceError, "the streaming checkpoint /c can't be read: [STDS_FAILED] failed", lambda: reader.state("v"))
 
@@ -443,11 +443,11 @@ def test_state_of_a_query_that_can_not_be_read() -> None:
         ),
     ],
 )
-def test_a_query_that_is_not_the_pipelines(call: Callable[[], object], error: type[CairnError], says: str) -> None:
+def test_a_query_unlike_the_pipeline_is_refused(call: Callable[[], object], error: type[CairnError], says: str) -> None:
     refused(error, says, call)
 
 
-def test_a_key_column_of_the_name_that_the_state_has(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_column_with_the_name_of_the_state_column_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     source = SimpleNamespace(content=content(day(1), "a", key_schema=struct((streaming._HELD, "string"))))
     monkeypatch.setattr(streaming, "find_state", lambda *_, **__: source)
     spark: Any = SimpleNamespace(dataSource=SimpleNamespace(register=lambda _: None))
@@ -458,7 +458,7 @@ def test_a_key_column_of_the_name_that_the_state_has(monkeypatch: pytest.MonkeyP
     )
 
 
-def test_state_that_a_query_does_not_declare() -> None:
+def test_initial_state_that_the_query_does_not_declare_is_refused() -> None:
     held = {streaming.TIMERS_NAME: None, "v": (1,)}
     handle = streaming._Remembering(None)
     says = "the initial state has a state 'v', which the query's processor does not declare in this form; declare it as in the pipeline"

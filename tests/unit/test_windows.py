@@ -124,7 +124,7 @@ def test_panes_are_as_long_as_the_common_divisor() -> None:
 
 
 @pytest.mark.long("half a second", runs_in="ci")
-def test_early_rows_of_sliding_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sliding_windows_put_out_early_rows_before_their_final_row(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cairn.runners.arrow_runner.ROUND_ROWS", 1)
     window = windowed(
         SlidingWindow, {"size": 2 * HOUR, "slide": HOUR, "early": True}, {**TIMED, "watermark_delay": HOUR}
@@ -216,7 +216,7 @@ def test_a_row_without_a_gap_is_refused() -> None:
         window.run([("ann", 0, at(0), 5.0)])
 
 
-def test_sessions_that_were_put_out_and_merge(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sessions_that_merge_after_early_output_delete_the_rows_put_out_before(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cairn.runners.arrow_runner.ROUND_ROWS", 1)
     window = windowed(SessionWindow, {"gap": 10 * MINUTE, "early": True}, TIMED)
     names = ("n", "version", "is_final", "is_deleted")
@@ -312,7 +312,7 @@ def test_sessions_that_do_not_fit_the_pipeline_are_refused(settings: Any, messag
         windowed(SessionWindow, settings).run([])
 
 
-def test_rows_before_1970() -> None:
+def test_a_session_of_rows_before_1970_is_put_out() -> None:
     begin = datetime(1969, 12, 31, 22, tzinfo=DAY.tzinfo)
     window = windowed(SessionWindow, {"gap": HOUR}, {**NOW, "start": begin})
     found = [window.run([("ann", hour, begin + hour * HOUR + MINUTE, 1.0)]).output for hour in range(3)]
@@ -379,7 +379,7 @@ def test_a_row_whose_session_has_closed_opens_another_session() -> None:
     assert seqs(of_row.run([("ann", 3600, at(0, 59), 1.0)]).late) == [3600]
 
 
-def test_corrections_do_not_begin_before_a_window_ends() -> None:
+def test_allowed_lateness_longer_than_the_watermark_delay_is_refused() -> None:
     settings = {"gap": HOUR, "allowed_lateness": 3 * HOUR}
     with pytest.raises(
         UsageError,

@@ -37,7 +37,7 @@ WINTER, SUMMER = datetime(2024, 1, 1, tzinfo=UTC), datetime(2024, 7, 1, tzinfo=U
         ("Australia/Lord_Howe", "Australia/Lord_Howe", 660, 630),
     ],
 )
-def test_zones_by_sparks_names(name: str, canonical: str, winter_minutes: int, summer_minutes: int) -> None:
+def test_spark_zone_names_give_utc_offsets(name: str, canonical: str, winter_minutes: int, summer_minutes: int) -> None:
     """The rules for datetimes and the C library's say the same, and TZ is afterwards what it was."""
     zone, before = zone_of(name), os.environ.get("TZ")
     assert zone.name == canonical
@@ -52,7 +52,7 @@ def test_zones_by_sparks_names(name: str, canonical: str, winter_minutes: int, s
 
 
 @pytest.mark.parametrize("name", ["Mars/Olympus", "", "+25:00", "+05:99", "../etc/passwd"])
-def test_what_is_no_zone_is_refused(name: str) -> None:
+def test_an_unknown_zone_name_is_refused(name: str) -> None:
     with pytest.raises(UsageError, match="no time zone"):
         zone_of(name)
 
