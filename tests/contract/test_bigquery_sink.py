@@ -515,7 +515,7 @@ def test_a_client_is_closed_after_each_call(server: BigQueryServer) -> None:
     assert len(closed) == 3
 
 
-def test_the_stand_in_refuses_what_it_does_not_know(server: BigQueryServer) -> None:
+def test_the_bigquery_stand_in_refuses_unknown_statements(server: BigQueryServer) -> None:
     """A statement of another shape would not be tested by the stand-in, so it fails."""
     client = server.client()
     for text in ("SELECT 1", "DROP TABLE `shop-prod.shop.clicks`", "BEGIN TRANSACTION;\nCOMMIT TRANSACTION;\n"):

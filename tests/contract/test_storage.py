@@ -291,7 +291,7 @@ def test_generations_are_never_reused(storage: Storage) -> None:
     assert len(set(seen)) == 100
 
 
-def test_of_many_replacers_exactly_one_wins(storage: Storage) -> None:
+def test_of_many_concurrent_replaces_exactly_one_succeeds(storage: Storage) -> None:
     storage.create("record", b"start")
     for n in range(20):
         replaced = partial(storage.replace, "record", generation=generation(storage, "record"))
@@ -493,7 +493,7 @@ def test_prefixes_that_leave_the_root_are_refused_at_once(storage: Storage, pref
 @pytest.mark.parametrize(
     "make", [local, GCS, S3, AZURE, pytest.param(lambda _: MemoryStorage("memory://all"), id="memory")]
 )
-def test_all_files_are_removed_and_counted(
+def test_remove_all_deletes_every_file_and_returns_number_and_bytes(
     make: Callable[[Path], Storage], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     storage = make(tmp_path)

@@ -22,10 +22,10 @@ from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.checkpoint.log import Log, read_log
 from state_backend.checkpoint.trials import list_trials, root_of_trial
 from tests.support.airflow_names import ASKING, needs
+from tests.support.airflow_on_postgres import airflow_on_postgres
 from tests.support.browser import browser, log_in, programs, wait_for
 from tests.support.layout import REPOSITORY
 from tests.support.local_stack import AirflowServer, RestError, SparkConnectServer, running_drivers
-from tests.support.postgres_server import folder_of_a_server
 from tests.support.trials import bytes_of
 from tests.support.waiting import wait_until
 
@@ -76,22 +76,12 @@ def airflow(data: Path, connect: SparkConnectServer) -> Iterator[AirflowServer]:
     """With four days in production, and its DAG paused."""
     (data / "dags").mkdir()
     write_dags(data, OLD)
-    path = os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "jobs"), str(REPOSITORY / "plugins")])
-    env = pipeline_env(data, data / "flights", connect) | {
-        "AIRFLOW__CORE__DAGS_FOLDER": str(data / "dags"),
-        "PYTHONPATH": path,
-    }
     run = ["run", "--code", OLD, "--from", day(1)[:10], "--to", day(DAYS)[:10], "--every", "1d", "--root", root(data)]
     command = [sys.executable, "-m", "cairn.command.cli", *run, "--spark", connect.url]
-    with folder_of_a_server() as database:
-        server = AirflowServer(
-            REPOSITORY, env=env, home=data / "home", log_dir=data / "logs", database_dir=database / "data"
-        )
+    env = pipeline_env(data, data / "flights", connect)
+    with airflow_on_postgres(data, env, dags=(NAME, FORM)) as server:
         subprocess.run(command, env=server.env, check=True, capture_output=True)
-        with server:
-            for dag_id in (NAME, FORM):
-                server.wait_for_dag(dag_id)
-            yield server
+        yield server
 
 
 def write_dags(data: Path, code: str) -> None:
@@ -233,7 +223,7 @@ def test_a_trial_approved_for_past_intervals_gives_production_the_trials_results
     assert done["back"] == f"cairn restore 1 --root {root(data)} --pipeline {NAME} --yes"
     events = airflow.client.call("GET", f"/api/v2/assets/events?source_dag_id={FORM}")["asset_events"]
     assert sorted(e["extra"]["checkpoint"] for e in events)[-1] == log_of(root(data)).head_id
-    assert f"Let the DAG run {LATER} from the next interval on" in said(airflow, run, "promote", len(tries))
+    assert f"Let the DAG of {NAME} run {LATER} from the next interval on" in said(airflow, run, "promote", len(tries))
 
 
 def approve_in_browser(airflow: AirflowServer, run: str, lines: int) -> None:

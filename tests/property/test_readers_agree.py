@@ -656,7 +656,7 @@ FAULTS: dict[str, Mapping[str, Any]] = {
 
 @pytest.mark.long("it tests this test")
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_planted_fault_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_histories_of_readers_find_each_planted_fault(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for what, instead in FAULTS[fault].items():
         monkeypatch.setattr(what, instead)
     with pytest.raises(AssertionError, match="history"):

@@ -789,7 +789,7 @@ def planted(fault: str) -> Iterator[None]:
 
 @pytest.mark.long("a minute for each fault")
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_planted_fault_is_found(fault: str) -> None:
+def test_random_histories_of_chains_find_each_planted_fault(fault: str) -> None:
     with planted(fault), pytest.raises(AssertionError):
         for seed in range(1, 41):
             play(seed)

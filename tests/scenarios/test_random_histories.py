@@ -56,7 +56,7 @@ OPERATIONS_DONE = {
 
 @pytest.mark.long("minutes")
 @pytest.mark.parametrize("fault", PLANTED)
-def test_a_planted_fault_is_found(tmp_path: Path, fault: str) -> None:
+def test_random_histories_find_each_planted_fault(tmp_path: Path, fault: str) -> None:
     reports = histories(tmp_path, 2000, MOST_UNTIL_FOUND, "--plant", fault, "--until-found")
     assert reports[-1]["differences"], f"not within {len(reports)} histories"
     print(f"{fault}: found in history {len(reports)}: {reports[-1]['differences'][0][:200]}")

@@ -23,18 +23,12 @@ def read_moved(spark: Any, interval: Interval) -> Any:
     return spark.createDataFrame(days_of(interval)[1:], SCHEMA), {"day": "moved"}
 
 
-def read_forgetful(spark: Any, interval: Interval) -> Any:
-
-    return spark.createDataFrame(days_of(interval)[1:], SCHEMA), position_of(interval)
-
-
 ROW = accounts("row", source=read_days)
 PANDAS = accounts("pandas", source=read_days)
 ARROW = accounts("arrow", source=read_days)
 BROKEN = accounts("row", source=read_days, processor=Broken)
 RANDOM = accounts("row", source=read_days, processor=Random)
 MOVED = accounts("row", source=read_moved)
-FORGETFUL = accounts("row", source=read_forgetful)
 
 # The types of key columns, and of values.
 KEY = (

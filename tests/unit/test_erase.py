@@ -242,7 +242,7 @@ def refusal(act: Callable[[], object]) -> str:
 
 
 @pytest.mark.long("half a second", runs_in="ci")
-def test_what_would_bring_the_key_back_is_refused(root: Path, tmp_path: Path) -> None:
+def test_operations_that_could_restore_an_erased_key_are_refused(root: Path, tmp_path: Path) -> None:
     """A re-run, a range from the start, a rewind, a fork, a trial, and a savepoint of before; each says what to do instead."""
     take_savepoint_of(root, tmp_path / "saved")
     forget(root)

@@ -190,7 +190,7 @@ def test_deleted_keys_may_be_kept_for_ever() -> None:
     assert len(newest.state("latest")) == 1
 
 
-def test_without_a_version_the_last_row_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_latest_without_a_version_column_keeps_the_last_row(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cairn.runners.arrow_runner.ROUND_ROWS", 1)
     newest = ready(Latest, CHANGES)
     assert seqs(newest.run([("ann", seq, None, None, None) for seq in range(5)]).output) == [4]

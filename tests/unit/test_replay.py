@@ -10,17 +10,22 @@ import shutil
 import signal
 import sys
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
 
+from cairn import testing
 from cairn.command.cli import app
 from cairn.command.replay import text_of_test
+from cairn.operations.intervals.run_intervals import run_intervals
 from cairn.pipeline import Pipeline
 from cairn.replay.debug import Debugger
+from cairn.replay.local_session import LocalSession
 from cairn.replay.replay_key import Replay, replay_key
+from cairn.rows.local_rows import LocalRows
 from cairn.testing import PipelineTester
 from state_backend.values.errors import UsageError
 from tests.support import replayed as replayed_pipelines
@@ -210,9 +215,18 @@ def test_a_changed_source_offset_is_reported_as_the_reason_of_a_difference(root:
     assert "because: other input: " in result.stdout
 
 
-def test_changed_rows_at_the_same_source_offset_are_reported_as_the_reason(root: Path) -> None:
-    result = replay(root, "ann", "2024-01-02", code="tests.support.replayed:FORGETFUL")
-    assert "because: other settings: " in result.stdout or "returned other rows for the same position" in result.stdout
+def test_changed_rows_at_the_same_source_offset_are_reported_as_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def on_shards(session: Any, job: Any, inputs: Any) -> Any:
+        rows = LocalRows.of_table(inputs.rows._tables[0], inputs.rows.schema, inputs.rows.zone)
+        return testing._on_shards(ROW.processor, session, job, replace(inputs, rows=rows))
+
+    session: Any = LocalSession("UTC")
+    run_intervals(session, ROW, [day(1)], f"file://{tmp_path}", on_shards=on_shards)
+    monkeypatch.setitem(DAYS, 1, DAYS[1][1:])
+    result = replay(tmp_path, "ann", "1")
+    assert "two replays agree: the source returned other rows for the same position" in result.stdout
 
 
 def test_a_nondeterministic_processor_is_reported_as_the_reason_of_a_difference(tmp_path: Path) -> None:

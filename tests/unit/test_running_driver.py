@@ -43,7 +43,7 @@ PROCESS, QUOTED = (f"interval {request} --call {{}}" for request in (to_json(ASK
         ("", None),
     ],
 )
-def test_a_driver_is_known_by_its_command_line(words: str, driver: tuple[int, str] | None) -> None:
+def test_a_running_driver_is_recognized_by_its_command_line(words: str, driver: tuple[int, str] | None) -> None:
     found = RunningDriver.parse(words, 99, 7)
     assert (None if found is None else (found.task, found.command)) == driver
     assert found is None or found.interval_start() == DAY

@@ -388,7 +388,7 @@ def test_a_fenced_claim_gives_the_savepoint_back(tmp_path: Path) -> None:
     assert check_unclaimed(source, "file:///somebody/else") is None
 
 
-def test_only_ones_own_claim_is_given_back() -> None:
+def test_a_savepoint_claim_is_released_only_by_its_owner() -> None:
     storage = MemoryStorage()
     claim_savepoint(storage, claim("mine", "later"))
     release_claim(storage, "earlier")

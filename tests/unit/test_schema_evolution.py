@@ -210,7 +210,9 @@ def test_refused_changes_name_the_field_and_what_to_do(
         ),
     ],
 )
-def test_kind_and_user_key_never_change(recorded: StateDescriptor, declared: StateDescriptor, says: str) -> None:
+def test_a_changed_kind_or_user_key_type_of_a_state_is_refused(
+    recorded: StateDescriptor, declared: StateDescriptor, says: str
+) -> None:
     """F91, S39."""
     with pytest.raises(StateSchemaError) as refusal:
         plan_states("p", [recorded], [declared])

@@ -426,7 +426,7 @@ def test_what_is_no_processor_is_refused_at_once() -> None:
         assert ship_processor(Plain, "p") is ship_processor(Plain, "p")
 
 
-def test_planning_uses_the_class_itself_and_copies_its_arguments() -> None:
+def test_the_driver_plans_with_a_notebooks_own_class_and_a_copy_of_its_arguments() -> None:
     """A class of a notebook goes by value: were it loaded where it was made, its methods would see none of the notebook's later
     changes."""
     names: dict[str, Any] = {"__name__": "__main__", "LIMIT": 5}

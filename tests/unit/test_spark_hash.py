@@ -153,7 +153,7 @@ def test_every_nan_hashes_alike(name, form, bits):
     assert key_hasher(schema(name))((odd,)) == key_hasher(schema(name))((NAN,))
 
 
-def test_a_null_column_keeps_the_hash():
+def test_a_null_key_column_does_not_change_the_key_hash():
     two = schema("long", "string")
     assert key_hasher(two)((None, None)) == 42
     assert key_hasher(two)((1, None)) == key_hasher(schema("long"))((1,))

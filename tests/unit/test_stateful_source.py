@@ -74,7 +74,7 @@ def test_a_stateful_source_is_warned_about_once_per_process(caplog: pytest.LogCa
     assert warning.endswith("set Pipeline(stateful_source='allow')")
 
 
-def test_a_warning_names_every_operation(caplog: pytest.LogCaptureFixture) -> None:
+def test_every_stateful_operation_of_a_source_is_listed() -> None:
     both = FRAMES["window function"][0].groupBy(F.window("at", "1 hour")).count()
     assert stateful_operations(both) == [WINDOW_FUNCTION, TIME_WINDOW]
     assert stateful_operations(frame(SQL("select distinct a from x join y on x.at < y.at"))) == [

@@ -121,7 +121,7 @@ def test_marks_go_when_a_later_commit_of_the_interval_replaced_them() -> None:
     assert deleted(plan([info(marks[0], YOUNG_MS)], log)) == []
 
 
-def test_a_mark_of_another_interval_under_a_known_id_stays() -> None:
+def test_a_sweep_keeps_a_published_mark_whose_interval_differs_from_its_record() -> None:
     log = log_in_memory({1: record(1, day(1)), 2: record(2, day(1), attempt="again")})
     assert deleted(plan([info(paths.published(day(9), 1))], log)) == []
 
