@@ -137,15 +137,15 @@ def test_a_forget_fences_a_re_run_of_its_own_interval() -> None:
 
 
 def test_a_forget_drops_the_checkpoints_it_names_and_makes_no_checkpoint_stale() -> None:
-    drops = Forget(keys=(key(),), drops=(2, 3))
-    decision = plan_commit(log_of(*DAYS), prepared(3, 3, h0=3, kind="forget", forget=drops))
+    drops, log = Forget(keys=(key(),), drops=(2, 3)), log_of(*DAYS, record(4, day(4), 3), quarantined=(4,))
+    decision = plan_commit(log, prepared(3, 3, kind="forget", forget=drops), protected=frozenset({4}))
     assert isinstance(decision, Create)
-    assert [(r.id, r.stale_by) for r in decision.record.retained] == [(1, None), (4, None)]
+    assert [(r.id, r.stale_by) for r in decision.record.retained] == [(1, None), (4, None), (5, None)]
     assert decision.record.reproduces is None
 
 
 def test_a_forget_is_refused_if_a_later_checkpoint_was_committed_meanwhile() -> None:
-    log = log_of(*DAYS, record(4, day(4), 3))
+    log = log_of(*DAYS, record(4, day(1), reproduces=1))  # the newest state is still that of day 3
     with pytest.raises(BaseMoved, match="checkpoint 4 was committed meanwhile"):
         plan_commit(log, prepared(3, 3, h0=3, kind="forget", forget=Forget(keys=(key(),))))
 

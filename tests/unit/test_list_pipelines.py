@@ -34,7 +34,7 @@ def root(tmp_path: Path) -> Path:
             pipeline.coordinator.quarantine(2, "a test says so", ("total < 0",))
         (tmp_path / "work" / PIPELINE).rename(tmp_path / name)
     (tmp_path / "damaged" / paths.record(2)).write_bytes(b"garbage")
-    (tmp_path / "savepoints" / "sp").mkdir(parents=True)
+    shutil.copytree(tmp_path / "fine" / "checkpoints", tmp_path / "savepoints" / "sp")
     (tmp_path / "a file").write_bytes(b"")
     return tmp_path
 

@@ -108,8 +108,8 @@ def test_a_key_column_of_another_type_is_refused(tmp_path: Path) -> None:
         ("a.csv", "k,n\nann,+1\n"),
         ("a.csv", "k,n\nann, 1\n"),
         ("a.csv", "k,n\nann,2147483648\n"),
-        ("a.csv", "k,n\r\nann,1\r\n"),
-        ("a.csv", "k,n\n\nann,1\n"),
+        ("a.csv", "k\nann\r\n"),
+        ("a.csv", "k\nann\n\n"),
         ("a.csv", "k,m\nann,1\n"),
         ("a.csv", "k,n\n\udcfc,1\n"),  # an ü in Latin-1
         ("a.csv.gz", "k,n\nann,1\n"),
@@ -126,7 +126,7 @@ def test_a_key_column_of_another_type_is_refused(tmp_path: Path) -> None:
 )
 def test_an_ambiguous_text_file_needs_spark(tmp_path: Path, name: str, text: str) -> None:
     (tmp_path / name).write_bytes(text.encode(errors="surrogateescape"))
-    reader = SESSION.read.schema("k string, n int").option("header", True)
+    reader = SESSION.read.schema("k string" if text.startswith("k\n") else "k string, n int").option("header", True)
     read = reader.csv if ".csv" in name else SESSION.read.schema("k string, n int").json
     with pytest.raises(NeedsSpark):
         read(f"file://{tmp_path / name}")
