@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any
+from unittest import mock
 
 import pytest
 from typer.testing import CliRunner
@@ -33,7 +34,6 @@ class FakeAirflow:
         self.backfills: list[dict[str, Any]] = []
         self.runs: dict[str, dict[str, Any]] = {}
         self.paused: list[bool] = []
-        self.created_while_paused = 0
 
     def call_once(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
         path = path.partition("?")[0]
@@ -70,7 +70,7 @@ class FakeAirflow:
             raise RestError(503, "Database is locked")
         made = {"id": len(self.backfills) + 1, "created_at": "2024-02-01T00:00:00+00:00", "completed_at": None}
         self.backfills.append({**made, **{name: body[name] for name in ("from_date", "to_date", "dag_run_conf")}})
-        for date in DATES[: 1 if answer in ("half", "quiet half") else 3]:
+        for date in DATES[: 1 if answer in ("half", "quiet half") else 3] if body["to_date"] > DATES[0] else ():
             self.runs[date] = {"logical_date": date, "state": "queued", "queued_at": "2024-02-01T00:00:00+00:00"}
         if answer in ("half", "lost"):
             raise RestError(503, "Database is locked")
@@ -112,7 +112,7 @@ def test_a_backfill_is_retried_until_whole(server: Callable[..., FakeAirflow], a
     assert (made["runs"], made["tries"]) == (3, tries)
     active = [b["id"] for b in airflow.backfills if b["completed_at"] is None]
     assert active == [made["id"]] and sorted(airflow.runs) == DATES
-    assert airflow.paused[-1] is False
+    assert airflow.paused == [True] * (halves := sum("half" in a for a in answers)) + [False] * (2 if halves else 1)
 
 
 def test_dates_are_interpreted_in_the_time_zone_of_the_schedule(server: Callable[..., FakeAirflow]) -> None:
@@ -228,20 +228,18 @@ def test_a_complete_backfill_of_the_same_dates_is_waited_for(server: Callable[..
     ],
 )
 def test_an_airflow_error_that_is_not_retried_exits_with_its_code_and_a_hint(
-    monkeypatch: pytest.MonkeyPatch, error: Exception, code: int, text: str
+    server: Callable[..., FakeAirflow], monkeypatch: pytest.MonkeyPatch, error: Exception, code: int, text: str
 ) -> None:
-    def refuse(*_: Any) -> Any:
-        raise error
-
-    monkeypatch.setattr(AirflowRest, "call_once", refuse)
-    result = backfill()
-    assert result.exit_code == code and text in result.stderr
+    airflow, refuse = server("ok"), mock.Mock(side_effect=error)
+    monkeypatch.setattr(*((airflow, "_create") if code == 2 else (AirflowRest, "call_once")), refuse)
+    result = backfill(wait="0s")
+    assert result.exit_code == code and text in result.stderr and refuse.call_count == 1
 
 
 def test_a_reversed_or_unreadable_date_range_is_refused(server: Callable[..., FakeAirflow]) -> None:
     server("ok")
-    assert backfill("--from", "2024-01-09").exit_code == 2
-    assert "is not a date or time" in backfill("--from", "monday").stderr
+    for first, says in (("2024-01-09", "is after --to 2024-01-03"), ("monday", "is not a date or time")):
+        assert (result := backfill("--from", first)).exit_code == 2 and says in result.stderr
 
 
 def test_dates_without_an_interval_are_refused(

@@ -260,7 +260,7 @@ def test_a_recorded_byte_count_that_would_become_negative_is_recounted(tmp_path:
         expire(state)
         states = state.key_group_states()
         assert None in [s.size_bytes for s in states]
-        assert all((s.size_bytes or 0) >= 0 for s in count_bytes(restored.store, states))
+        assert all(s.size_bytes is not None and s.size_bytes >= 0 for s in count_bytes(restored.store, states))
 
 
 def check_state(history: History) -> None:
