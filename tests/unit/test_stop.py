@@ -114,7 +114,7 @@ def test_if_airflow_does_not_unpause_the_dag_a_warning_says_so(caplog: pytest.Lo
 def test_the_last_try_of_a_run_is_committed_and_its_checkpoint_task_finds_it_done() -> None:
     """Two tries prepared day 2; another run's attempt and one that was committed before are left alone."""
     folder = Folder(days=1)
-    folder.prepare(day(2), "first", run=run("r", try_number=1))
+    folder.prepare(day(2), "the-first", run=run("r", try_number=1))  # Storage lists it behind the second try.
     folder.prepare(day(2), "second", run=run("r", try_number=2))
     folder.prepare(day(2), "other", run=run("q"))
     assert commit_prepared(folder.coordinator.at, ["r", "unknown"]) == [2]

@@ -29,7 +29,7 @@ from state_backend.values.errors import (
     UnknownOutcome,
     UsageError,
 )
-from state_backend.values.handles import Handle
+from state_backend.values.handles import Handle, handles_in
 from state_backend.values.marks import Savepoint
 from state_backend.values.records import Record, SweepRecord
 from state_backend.values.retention import KeepLast
@@ -347,7 +347,7 @@ def test_a_savepoint_in_the_pipelines_own_folder_stays(inline: bool) -> None:
     folder.storage.create(paths.SAVEPOINT_RECORD, record_codec.encode(saved))
     clock.pass_hours(3)
     make(folder.storage, clock)
-    assert {paths.SAVEPOINT_RECORD, sst("tmp")} <= folder.paths()
+    assert {paths.SAVEPOINT_RECORD, sst("tmp"), *(h.path for h in handles_in(saved))} <= folder.paths()
     assert kept.path not in folder.paths()  # no savepoint.json names it
     info = folder.storage.stat(paths.SAVEPOINT_RECORD)
     assert info is not None

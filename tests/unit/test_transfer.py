@@ -192,14 +192,14 @@ def test_no_more_than_parallelism_run_at_once(slow: SlowStorage, files: list[tup
     assert slow.most_running == 3
 
 
-def test_running_transfers_end_before_the_error_is_raised(slow: SlowStorage, files: list[tuple[str, Path]]) -> None:
-    """F2: a file that is written after the clean-up would stay for ever."""
-    faulty = FaultyStorage(slow, {2: Fault(error=StorageUnavailable("early"), when="before")})
+@pytest.mark.parametrize("lost", [{}, lost_answer_at(1, "after")])
+def test_running_transfers_end_before_the_first_error_is_raised(slow: SlowStorage, files: Any, lost: Any) -> None:
+    """F2: a file that is written after the clean-up would stay for ever. F54: only a lost answer leaves files."""
+    faulty = FaultyStorage(slow, {2: Fault(error=StorageUnavailable("early"), when="before"), **lost})
     threading.Timer(0.2, slow.go.set).start()
     with pytest.raises(StorageUnavailable, match="early"):
         upload_all(faulty, files, parallelism=3)
-    assert slow.running == 0
-    assert stored(slow) == []
+    assert (slow.running, len(stored(slow))) == (0, 2 * len(lost))
 
 
 def test_interrupts_do_not_abandon_running_transfers(

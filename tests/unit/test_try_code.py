@@ -150,7 +150,7 @@ def test_a_promotion_of_the_past_gives_the_trials_results_and_can_be_taken_back(
     before, newest = digests(root), coordinator_of(OLD, str(root)).record("latest").content.digest
     plan = plan_promotion(SESSION, AVERAGED, str(root), past=True)
     assert (len(plan.again), plan.behind) == (3, (day(4),))
-    outcomes = promote_past(SESSION, AVERAGED, str(root), plan, on_shards=ON_SHARDS)
+    outcomes = promote_past(SESSION, replace(AVERAGED, retention=KeepLast(1)), str(root), plan, on_shards=ON_SHARDS)
     assert all(o.computed for o in outcomes)
     trial = find_trial(str(root), NAME)
     tried = dict(digests(root_of_trial(str(root), NAME, trial.name)))
