@@ -132,10 +132,11 @@ def test_a_restore_fails_if_a_checkpoint_is_committed_during_its_approval(folder
 
 def test_a_retry_asks_again_if_it_would_discard_more(folder: Folder, driver: list[Any], asked: list[Any]) -> None:
     made, where = operator("2"), context()
-    where["task_state_store"].set(agreed_key(where, made._agreed_key), [3, 4])
+    where["task_state_store"].set(key := agreed_key(where, made._agreed_key), [3, 4])
     folder.run(day(5), "a5")
-    park(made, where)
-    assert len(asked) == 1 and not driver and folder.coordinator.log().head_id == 5
+    assert park(made, where).kwargs == {"agreed": [3, 4, 5]} and not driver and newest(folder).id == 5
+    where["task_state_store"].set(key, [3, 4, 5])
+    assert run(made, where)["checkpoint"] == 6 and len(asked) == 1
 
 
 def test_a_rewind_that_discards_nothing_needs_no_approval(folder: Folder, driver: list[Any], asked: list[Any]) -> None:

@@ -150,9 +150,11 @@ def test_intervals_with_changed_input_or_code_and_later_intervals_are_recomputed
 def test_a_permission_for_the_first_computed_interval_does_not_count_for_later_ones(tmp_path: Path) -> None:
     allowed = Permissions(allow_gap=True)
     run_all(tmp_path, permissions=allowed)
+    log, first = coordinator_of(PIPELINE, str(tmp_path)).log(), [True, False, False, False, False]
+    assert [r.content.permissions == allowed for r in log.completed()] == first
+    assert not any(ran(run_all(tmp_path, permissions=allowed)))
     DAYS[day(0).start].reverse()  # Other input, whose result is the same.
-    planned = ran(plan_all(tmp_path, permissions=allowed))
-    assert planned == ran(run_all(tmp_path, permissions=allowed)) == [True, False, False, False, False]
+    assert ran(plan_all(tmp_path)) == ran(run_all(tmp_path, permissions=allowed)) == first
 
 
 @pytest.mark.long("half a second", runs_in="ci")
@@ -278,7 +280,7 @@ def test_a_committed_interval_is_reused_by_another_run_unless_cleared_or_changed
 
     def found(run_id: str = "scheduled__1", clear_number: int = 0) -> int | None:
         run = RunRef(run_id=run_id, clear_number=clear_number, try_number=1)
-        there, _ = committed_alike(SESSION, PIPELINE, day(1), str(tmp_path), run=run, permissions=Permissions())
+        there, _ = committed_alike(SESSION, PIPELINE, day(1), str(tmp_path), run=run)
         return there.id if there is not None else None
 
     assert found() is None

@@ -240,14 +240,13 @@ def claim(owner: str, attempt: str = "a") -> Claim:
     return Claim(savepoint="s", owner=owner, attempt=attempt)
 
 
-def test_the_owner_may_claim_again_and_nobody_else_may_restore() -> None:
-    storage = MemoryStorage()
-    claim_savepoint(storage, claim("mine", "first"))
+def test_the_owner_may_claim_again_and_nobody_else_may_restore(tmp_path: Path) -> None:
+    SmallPipeline(tmp_path).take(tmp_path / "saved", "native")
+    claim_savepoint(storage := LocalStorage(tmp_path / "saved"), claim("mine", "first"))
     claim_savepoint(storage, claim("mine", "second"))
-    assert read_claim(storage) == claim("mine", "second")
-    assert check_unclaimed(storage, "mine") == claim("mine", "second")
+    assert read_claim(storage) == check_unclaimed(storage, "mine") == claim("mine", "second")
     with pytest.raises(UsageError, match="claimed by mine"):
-        check_unclaimed(storage, "other")
+        restore_savepoint(ANY, PIPELINE, str(tmp_path / "new"), str(tmp_path / "saved"))
 
 
 def test_a_claim_fails_if_another_try_of_its_owner_claims_at_the_same_time() -> None:
@@ -342,7 +341,7 @@ def test_the_same_attempt_restores_once_wherever_the_try_before_it_died(
         with pytest.raises(StopHere):
             attempted(folder, stop_at(at, "after"))
         prepared = (folder / "new" / "p" / paths.prepared(attempt)).exists()
-        with mock.patch("tests.unit.test_savepoints.prepare", side_effect=prepare) as computed:
+        with mock.patch(f"{__name__}.run_here", side_effect=run_here) as computed:
             assert attempted(folder, {})[0] == attempted(folder, {})[0] == 1
         assert not (prepared and computed.called)
         log = Coordinator(LocalStorage(folder / "new" / "p"), "p").log()

@@ -217,7 +217,7 @@ def test_configuration_reaches_a_jvm_by_a_file_of_this_user_alone(monkeypatch: p
             units = (re.sub(r"\\u(....)", lambda m: chr(int(m[1], 16)), text) for text in (key, value))
             key, value = (text.encode("utf-16", "surrogatepass").decode("utf-16") for text in units)
             read[key] = value
-        assert read == conf
+        assert read == conf and not any("spark.b" in argument for argument in arguments)
     assert "PYSPARK_SUBMIT_ARGS" not in os.environ and not file.exists()
 
 

@@ -208,9 +208,7 @@ def process(request: ProcessInterval, place: Driver) -> dict[str, Any]:
     spark = place.connect(pipeline, "process")
     there, read = None, None
     if request.committed:
-        there, read = committed_alike(
-            spark, pipeline, interval, request.root, run=attempt.run, permissions=attempt.permissions
-        )
+        there, read = committed_alike(spark, pipeline, interval, request.root, run=attempt.run)
     if there is not None:
         log.info(
             "%s %s: nothing is computed, because code and input are the same as for checkpoint %d, which run %s committed. "

@@ -109,7 +109,7 @@ def replay_key(
             with quiet_logs():
                 again, _ = once("second", lambda processor: None)
             same = (again.entries.stored, again.output.to_pylist()) == (run.entries.stored, run.output.to_pylist())
-            now = would_be_made_of(planned.session, pipeline, content.interval, planned.read, content.permissions)
+            now = would_be_made_of(planned.session, pipeline, content.interval, planned.read)
             now = replace(now, code_version=planned.plan.job.content.code_version)
             reasons = reasons_for(content, now, deterministic=same)
     return Replay(

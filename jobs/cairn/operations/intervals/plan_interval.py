@@ -108,9 +108,7 @@ def plan_interval(
     key_schema = _as_recorded(key_schema, initial_key_schema, base)
     states = _plan_states(spark, pipeline, base, key_schema, rows.schema)
     order_by = tuple(map(names.find, pipeline.order_by or ([event_time.column] if event_time is not None else [])))
-    hashed = _input_hash(
-        spark, pipeline, attempt.interval, read, processor.code_hash, attempt.permissions, output_schema
-    )
+    hashed = _input_hash(spark, pipeline, attempt.interval, read, processor.code_hash, output_schema)
     input_schema = arrow_schema_json(rows.schema.jsonValue())
     job = IntervalJob(
         content=replace(
@@ -192,9 +190,7 @@ def plan_next(pipeline: Pipeline, attempt: Attempt, begun: Begun, last: Interval
         followed=followed_after(content.followed, read.inputs),
         fresh_at=None,
         retention=pipeline.retention_of(attempt.interval),
-        input_hash=input_hash(
-            pipeline, content.code_hash, read.position, job.input_schema, job.output_schema, zone, attempt.permissions
-        ),
+        input_hash=input_hash(pipeline, content.code_hash, read.position, job.input_schema, job.output_schema, zone),
     )
     job = replace(job, content=content, h0=begun.h0, event_time=event_time)
     return replace(last, job=job, inputs=replace(last.inputs, rows=read.rows))
@@ -237,9 +233,7 @@ def content_before(pipeline: Pipeline, interval: Interval, attempt: str, run: Ru
     )
 
 
-def would_be_made_of(
-    spark: SparkSession, pipeline: Pipeline, interval: Interval, read: Read, permissions: Permissions
-) -> MadeOf:
+def would_be_made_of(spark: SparkSession, pipeline: Pipeline, interval: Interval, read: Read) -> MadeOf:
     """Return everything, except the base, that would decide the interval's result if a run computed it now.
 
     The caller compares the returned input hash with that of a committed result. If both are equal, the result stays.
@@ -248,7 +242,7 @@ def would_be_made_of(
     """
     processor = ship_processor(pipeline.processor, pipeline.name)
     output_schema = _output_schema(spark, pipeline, read.rows.schema)
-    hashed = _input_hash(spark, pipeline, interval, read, processor.code_hash, permissions, output_schema)
+    hashed = _input_hash(spark, pipeline, interval, read, processor.code_hash, output_schema)
     return MadeOf(
         code_hash=processor.code_hash,
         code_version=pipeline.version,
@@ -264,7 +258,6 @@ def _input_hash(
     interval: Interval,
     read: Read,
     code_hash: str,
-    permissions: Permissions,
     output_schema: StructType,
 ) -> str | None:
     if pipeline.initial_state is not None and interval.start == pipeline.start:
@@ -277,7 +270,6 @@ def _input_hash(
         arrow_schema_json(read.rows.schema.jsonValue()),
         output_schema.jsonValue(),
         zone_of(session_zone if pipeline.time_zone is None else pipeline.time_zone).name,
-        permissions,
     )
 
 

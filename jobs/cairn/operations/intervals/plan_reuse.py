@@ -16,7 +16,7 @@ from cairn.shipping.ship_processor import runtime_version
 from state_backend.checkpoint.decide_commit import plan_commit
 from state_backend.checkpoint.log import Log
 from state_backend.values.errors import AttemptLost, UsageError
-from state_backend.values.records import Content, Permissions, Prepared
+from state_backend.values.records import Content, Prepared
 
 if TYPE_CHECKING:
     from cairn.pipeline import Pipeline
@@ -106,7 +106,6 @@ def input_hash(
     input_schema: dict[str, Any],
     output_schema: dict[str, Any],
     zone: str,
-    permissions: Permissions,
 ) -> str | None:
     """Hash everything but the base that decides the result of an interval.
 
@@ -127,7 +126,6 @@ def input_hash(
         "key": [*pipeline.key],
         "order_by": [*pipeline.order_by],
         "zone": zone,
-        "permissions": repr(permissions),
         "declared": repr((*pipeline.hashed(), sorted(pipeline.renamed.items()))),
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]

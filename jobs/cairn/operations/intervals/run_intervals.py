@@ -200,7 +200,6 @@ def plan_intervals(
     root: str,
     *,
     reprocess: Reprocess = "changed",
-    permissions: Permissions = NO_PERMISSIONS,
     run: RunRef | None = None,
 ) -> list[Outcome]:
     """Return what `run_intervals` would do now with each interval, and why. Write nothing.
@@ -222,7 +221,7 @@ def plan_intervals(
                 decision = Compute(why=f"except if code and input are the same as for checkpoint {result.id}")
             else:
                 with in_zone_of(spark, pipeline.time_zone):
-                    decision = plan_by_input(result, _made_of_now(spark, pipeline, interval, root, permissions))
+                    decision = plan_by_input(result, _made_of_now(spark, pipeline, interval, root))
         if isinstance(decision, Keep):
             why = (
                 decision.why
@@ -232,7 +231,6 @@ def plan_intervals(
             outcomes.append(_kept(interval, decision, why))
         else:
             again = again or (interval if result is not None else None)
-            permissions = _of_later(permissions)
             outcomes.append(Outcome(interval=interval, computed=True, why=decision.why))
     return outcomes
 
@@ -255,14 +253,12 @@ def _of_later(permissions: Permissions) -> Permissions:
     return Permissions(replace_overlapping=permissions.replace_overlapping)
 
 
-def _made_of_now(
-    spark: SparkSession, pipeline: Pipeline, interval: Interval, root: str, permissions: Permissions
-) -> MadeOf:
-    return would_be_made_of(spark, pipeline, interval, read_source(spark, pipeline, interval, root), permissions)
+def _made_of_now(spark: SparkSession, pipeline: Pipeline, interval: Interval, root: str) -> MadeOf:
+    return would_be_made_of(spark, pipeline, interval, read_source(spark, pipeline, interval, root))
 
 
 def committed_alike(
-    spark: SparkSession, pipeline: Pipeline, interval: Interval, root: str, *, run: RunRef, permissions: Permissions
+    spark: SparkSession, pipeline: Pipeline, interval: Interval, root: str, *, run: RunRef
 ) -> tuple[Result | None, Read | None]:
     """Return (result, read). `result`: Another run's committed result that the same code computed from the same input.
 
@@ -274,7 +270,7 @@ def committed_alike(
         return None, None
     with in_zone_of(spark, pipeline.time_zone):
         read = read_source(spark, pipeline, interval, root)
-        alike = isinstance(plan_by_input(there, would_be_made_of(spark, pipeline, interval, read, permissions)), Keep)
+        alike = isinstance(plan_by_input(there, would_be_made_of(spark, pipeline, interval, read)), Keep)
     return there if alike else None, read
 
 
@@ -405,9 +401,7 @@ class _Range:
             if isinstance(decision, AskSource):
                 assert result is not None
                 read = self._read(interval)
-                decision = plan_by_input(
-                    result, would_be_made_of(self.spark, self.pipeline, interval, read, permissions)
-                )
+                decision = plan_by_input(result, would_be_made_of(self.spark, self.pipeline, interval, read))
             if isinstance(decision, Keep):
                 if waiting is None:
                     self.finishing.wait()

@@ -35,7 +35,6 @@ def run_range(request: RunRange, place: Place) -> dict[str, Any]:
         permissions = replace(permissions, replace_overlapping=True)
     how: dict[str, Any] = {
         "reprocess": "all" if request.last is None else request.reprocess,
-        "permissions": permissions,
         "run": request.run,
     }
     # A dry run needs Spark only to ask the source whether its input changed.
@@ -49,7 +48,14 @@ def run_range(request: RunRange, place: Place) -> dict[str, Any]:
         place.say(f"{computed} of {len(outcomes)} intervals would be computed; nothing was written")
     else:
         outcomes = run_intervals(
-            spark, pipeline, intervals, request.root, request.mode, on_outcome=place.on_outcome, **how
+            spark,
+            pipeline,
+            intervals,
+            request.root,
+            request.mode,
+            permissions=permissions,
+            on_outcome=place.on_outcome,
+            **how,
         )
     return describe_outcomes(outcomes)
 
