@@ -226,7 +226,8 @@ class Model:
         """The entry and what is kept with it, if it is created now and ``last`` are retained."""
         id = self.head + 1
         before = [e for e in self.entries() if e.made.interval == made.interval]
-        equal = made.kind == "interval" and bool(before) and before[-1].made.digest == made.digest
+        compared = [*before[-1:], *[e for e in before if self.good(e.id)][-1:]]
+        equal = made.kind == "interval" and {e.made.digest for e in compared} == {made.digest}
         equal = equal and not any(i != made.interval and i.overlaps(made.interval) for i in self.outputs())
         kept = dict(self.kept)
         if not equal and made.kind != "forget":
