@@ -371,7 +371,7 @@ def test_an_output_schema_version_that_is_not_recorded_is_refused() -> None:
 
 def test_output_that_replaces_overlapping_intervals_may_have_other_columns(tmp_path: Path) -> None:
     made = Outputs(tmp_path)
-    made.run(day(1), "d1", A, {"a": 1})
+    made.run(day(1), "d1", {"a": "string"}, {"a": "x"})
     both = Interval(day(1).start, day(2).end)
     made.run(both, "both", AB, {"b": "x", "a": 2}, permissions=Permissions(replace_overlapping=True))
     assert made.read() == [{"b": "x", "a": 2}]

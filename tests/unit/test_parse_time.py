@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 
-from cairn_operators import backfill_pipeline, restore_pipeline, stateful_pipeline
+from cairn_operators import backfill_pipeline, restore_pipeline, stateful_pipeline, trial_pipeline
 from cairn_operators.check_dag_arguments import check_code_and_root
 from state_backend.adapters.open_storage import open_storage
 from state_backend.values.errors import UsageError
@@ -50,19 +51,10 @@ def test_templates_in_code_and_root_are_accepted_at_parse_time() -> None:
     check_code_and_root("d", "{{ params.pipeline }}", "{{ var.value.root }}/state")
 
 
-@pytest.mark.parametrize("root", ["file:///r", "data"])
-def test_every_dag_factory_refuses_an_invalid_root(root: str) -> None:
-    def make(factory: int) -> None:
-        if factory == 0:
-            stateful_pipeline("d", "m:P", root, schedule="@daily", start_date=datetime(2024, 1, 1, tzinfo=UTC))
-        elif factory == 1:
-            backfill_pipeline("d", "m:P", root, pipeline="p")
-        else:
-            restore_pipeline("d", "m:P", root, pipeline="p")
-
-    for factory in range(3):
-        if root == "data":
-            with pytest.raises(ValueError, match="DAG d: root 'data' is no storage URL"):
-                make(factory)
-        else:
-            make(factory)
+@pytest.mark.parametrize("factory", [stateful_pipeline, backfill_pipeline, restore_pipeline, trial_pipeline])
+def test_every_dag_factory_refuses_an_invalid_root(factory: Any) -> None:
+    scheduled: Any = {"schedule": "@daily", "start_date": datetime(2024, 1, 1, tzinfo=UTC)}
+    more = scheduled if factory is stateful_pipeline else {"pipeline": "p"}
+    factory("d", "m:P", "file:///r", **more)
+    with pytest.raises(ValueError, match="DAG d: root 'data' is no storage URL"):
+        factory("d", "m:P", "data", **more)
