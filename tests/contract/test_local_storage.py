@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from state_backend.adapters.local_storage import LocalStorage
+from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.values.errors import (
     AlreadyExists,
     BehindLink,
@@ -32,9 +33,9 @@ def test_leftovers_of_a_crash_are_invisible_and_go_after_a_day(tmp_path: Path, m
     """S24: what a killed writer left is removed; what a running one writes is not."""
     LocalStorage(tmp_path).create("a", b"1")
     old, new = tmp_path / ".tmp" / "old.part", tmp_path / ".tmp" / "new.part"
-    for leftover in (old, new):
+    for leftover, age_s in ((old, 90_000), (new, 80_000)):
         leftover.write_bytes(b"half")
-    os.utime(old, (0, 0))
+        os.utime(leftover, (time.time() - age_s,) * 2)
     # The clock of this host is two days ahead.
     now_s = time.time
     monkeypatch.setattr(time, "time", lambda: now_s() + 2 * 86_400)
@@ -197,15 +198,16 @@ def test_temp_files_behind_a_symbolic_link_are_left_unchanged(tmp_path: Path) ->
     elsewhere, root = tmp_path / "elsewhere", tmp_path / "root"
     root.mkdir()
     elsewhere.mkdir()
+    (root / ".tmp").symlink_to(elsewhere)
+    storage = LocalStorage(root)
+    storage.keep_room()
+    assert [*elsewhere.iterdir()] == []
     for name in ("old.part", "room", "lock"):
         (elsewhere / name).write_bytes(b"of others")
         os.utime(elsewhere / name, (0, 0))
-    (root / ".tmp").symlink_to(elsewhere)
-    storage = LocalStorage(root)
     for path in ("a", "b/c"):
         with pytest.raises(BehindLink, match=r"'\.tmp' is a symbolic link"):
             storage.create(path, b"")
-    storage.keep_room()
     assert storage.free_room() is False
     assert {f.name: f.read_bytes() for f in elsewhere.iterdir()} == dict.fromkeys(
         ("old.part", "room", "lock"), b"of others"
@@ -277,13 +279,15 @@ def test_full_or_read_only_disk_is_reported_and_leaves_no_file(tmp_path: Path, m
     assert list((tmp_path / ".tmp").iterdir()) == []
 
 
-@pytest.mark.parametrize(("call", "into"), [("create", "b/c"), ("copy", "b/c"), ("replace", "a"), ("room", "")])
+@pytest.mark.parametrize(
+    ("call", "into"), [("create", "b/c"), ("copy", "b/c"), ("bytes", "b/c"), ("replace", "a"), ("room", "")]
+)
 def test_a_file_is_synced_before_it_is_visible_and_its_folder_afterwards(
     call: str, into: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a power failure a file that is there is whole. Each new folder is synced into the one above, also the root."""
-    root = tmp_path / "new/root"
-    storage, other = LocalStorage(root), LocalStorage(tmp_path / "other")
+    storage = LocalStorage(tmp_path / "new/root")
+    other: Any = MemoryStorage() if call == "bytes" else LocalStorage(tmp_path / "other")
     handle = other.create("file", b"2")
     known = generation(storage, "a/file") if into != "b/c" and storage.create("a/file", b"1") else 0
     happened: list[Any] = []

@@ -59,10 +59,10 @@ def test_check_names_planted_differences_and_rebuild_repairs_them(
         "[2024-01-01T01:00:00Z, 2024-01-01T02:00:00Z): 1 rows in both, but with other values",
         "[2024-01-01T07:00:00Z, 2024-01-01T08:00:00Z): the table has 1 rows of an interval without output",
     ]
-    assert typed("--check", "--json")[0] == 1
     code, text = typed("--rebuild")
     asked = f"UsageError: {sink!r} has 4 rows, 1 more than the output of 'clicks'; the command would delete all"
     assert (code, text.splitlines()) == (2, [asked, "Nothing was done. To agree, run the same command with --yes"])
+    assert typed("--check", "--json")[0] == 1
     code, text = typed("--rebuild", "--yes")
     assert (code, text.strip()) == (0, f"{sink!r} has the output of 4 interval(s)")
     assert read() == expected(tester)

@@ -470,13 +470,13 @@ def test_a_file_in_the_making_is_invisible(storage: Storage, tmp_path: Path) -> 
     ],
 )
 def test_paths_that_leave_the_root_or_mean_nothing_are_refused(storage: Storage, tmp_path: Path, path: str) -> None:
-    (tmp_path / "file").touch()
     for call in (
         lambda: storage.read(path),
         lambda: storage.create(path, b""),
         lambda: storage.replace(path, b"", generation=0),
-        lambda: storage.upload(path, tmp_path / "file"),
+        lambda: storage.upload(path, tmp_path / "absent"),
         lambda: storage.download(Handle(path=path, size_bytes=0, crc32c=0), tmp_path / "got"),
+        lambda: storage.copy_from(storage, Handle(path="a", size_bytes=0, crc32c=0), path),
         lambda: storage.stat(path),
         lambda: storage.delete(path),
     ):

@@ -213,7 +213,7 @@ def test_a_loaded_table_keeps_the_checkpoint_that_was_latest_at_its_load(
     root, _ = counted
     before = table(spark, root, "amounts", hold="1h")
     run_interval(spark, counting(parallelism=4, retention=KeepLast(1)), day(1), str(tmp_path))
-    assert coordinator_of(counting(), str(tmp_path)).log().retained.keys() == {2}
+    assert coordinator_of(counting(), str(tmp_path)).log().retained.keys() == {2} and [*root.glob("leases/*")]
     assert [r.value.amount for r in before.filter("key.user = 'ann'").collect()] == [2]
     assert before.schema["shard"].metadata == {"source": f"checkpoint 1 of 'counting', {day(0)}"}
     shutil.copytree(root, tmp_path / "copied")

@@ -373,9 +373,10 @@ def test_no_file_of_a_manifest_is_written_outside_of_the_folder(shard: Any, tmp_
 @given(st.binary(max_size=200), st.integers(-5, 5), st.booleans())
 def test_a_shard_manifest_with_wrong_size_or_content_is_refused(data: bytes, more: int, right: bool) -> None:
     storage = MemoryStorage()
+    data = data if right else record_codec.encode(next(v for v in VALUES if isinstance(v, ShardManifest)))
     storage.create("shared/a/m", data)
-    size_bytes = max(0, len(data) + (0 if right else more or 1))
-    handle = Handle(path="shared/a/m", size_bytes=size_bytes, crc32c=google_crc32c.value(data))
+    size_bytes, crc32c = len(data) + (0 if right else more), google_crc32c.value(data) ^ (not right and not more)
+    handle = Handle(path="shared/a/m", size_bytes=size_bytes, crc32c=crc32c)
     with pytest.raises(CorruptFile):
         manifest_of(FiledShard(shard=0, manifest=handle), storage)
 

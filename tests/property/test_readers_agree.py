@@ -522,12 +522,12 @@ class History:
             assert self.in_table(late=late) == total_of(current.values(), late=late)
         READS["Delta table" if self.urls else "table"] += 1
         whole = Interval(START, START + HOURS * HOUR)
-        for interval, made in made_within(log, whole).items():
-            h = int((interval.start - START) / HOUR)
+        made = made_within(log, whole)
+        assert {i: one.id for i, one in made.items()} == {hour(h): c.id for h, c in current.items()}
+        for h, state in ((h, made[hour(h)].state) for h in current):
             of_state = [c for c in self.oracle.commits.values() if c.hour == h and self.oracle.good(c.id)]
-            assert made.id == current[h].id
-            if made.state is not None and of_state:
-                assert self.oracle.commits[made.state.id].state == of_state[-1].state
+            if state is not None and of_state:
+                assert self.oracle.commits[state.id].state == of_state[-1].state
 
     def check_table(self, asked: dict[str, str], mine: list[Commit], *, late: bool) -> None:
         """Compare the rows and the columns of `keyed_output`."""

@@ -7,14 +7,12 @@ import random
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
-from cairn import Pipeline
-from cairn.processors import Deduplicate
 from cairn.testing import PipelineTester
 from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.shard.restore import restore_shard
@@ -25,6 +23,7 @@ from state_backend.state.state_variables import ListState, ValueState
 from state_backend.values.key_groups import KeyGroupRange, range_of
 from state_backend.values.records import ShardManifest
 from tests.support.chains import ENGINE, Chain, Mode
+from tests.support.once import HOUR, ONCE, START
 from tests.support.shards import KEYS
 from tests.support.tiers import ALL, at_tier
 
@@ -119,26 +118,6 @@ def go_on(folder: Path, storage: MemoryStorage, taken: Sequence[Taken], owned: K
         shutil.rmtree(folder / made)
 
 
-START, HOUR = datetime(2024, 1, 1, tzinfo=UTC), timedelta(hours=1)
-
-
-class Once(Deduplicate):
-    horizon = timedelta(days=7)
-
-
-ONCE = Pipeline(
-    name="once",
-    start=START,
-    source=cast(Any, lambda spark, interval: None),
-    key=["k"],
-    processor=Once,
-    time_mode="event",
-    event_time="t",
-    watermark_delay=HOUR,
-    watermark="interval",
-    parallelism=2,
-    max_parallelism=16,
-)
 HISTORIES = [range(first, first + 50) for first in range(0, 200, 50)] if ALL else [range(at_tier(fast=2, ci=8, all=0))]
 
 

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from cairn.testing import PipelineTester
 from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.formats.spark_hash import key_group
 from state_backend.formats.types import parse_struct
 from state_backend.ports.storage import Storage
+from state_backend.shard import snapshot
 from state_backend.shard.changelog_store import ChangelogOptions
+from state_backend.shard.manifest import ssts_of
 from state_backend.state.shard_state import ShardState
 from state_backend.state.state_variables import ValueState
 from state_backend.values.errors import StorageUnavailable
@@ -21,6 +26,7 @@ from state_backend.values.handles import Handle
 from state_backend.values.key_groups import KeyGroupRange
 from tests.support.chains import ENGINE, Chain, Change, Mode
 from tests.support.faulty_storage import Fault, FaultyStorage
+from tests.support.once import HOUR, ONCE, START, manifests_of
 from tests.support.shards import KEY_SCHEMA, KEYS
 
 GROUPS = 4
@@ -79,17 +85,14 @@ def test_a_checkpoint_writes_what_is_new_and_shares_the_rest(chain: Chain) -> No
     assert stored(chain) == before and chain.manifests[0].files == second.files
 
 
-def test_full_checkpoints_and_savepoints_share_no_files_with_earlier_checkpoints(chain: Chain) -> None:
-    """F1, F44, S26: full -> incremental -> savepoint -> incremental; what was saved apart is never taken for the base's."""
-    chain.step(1, "incremental", put("a", n=1))
-    for mode in ("full", "savepoint"):
-        before = {h.path for h in chain.manifests[0].handles}
-        chain.step(1, mode)
-        (made,) = chain.manifests
-        assert made.handles and before.isdisjoint(h.path for h in made.handles)
-        chain.step(1, "incremental", put("b", n=2))
-        assert {*made.handles} <= {*chain.manifests[0].handles}
-    assert values(chain, "a", "b") == [1, 2]
+def test_full_checkpoints_share_no_files_with_earlier_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
+    """F1, F44, S26: incremental -> incremental -> full -> incremental."""
+    monkeypatch.setattr(snapshot, "INLINE_FILE_BYTES", 0)
+    tester, found = PipelineTester(ONCE, input_schema="k bigint, t timestamp"), list[set[str]]()
+    for n, tester.mode in enumerate(("incremental", "incremental", "full", "incremental")):
+        tester.run([(k, START + n * HOUR) for k in range(50 * n, 50 * n + 50)])
+        found.append({h.path for made in manifests_of(tester) for h in made.handles})
+    assert found[0] < found[1] and found[2] < found[3] and found[2].isdisjoint(found[1])
 
 
 def test_empty_state_is_checkpointed_and_restored(chain: Chain) -> None:
@@ -239,13 +242,21 @@ def test_files_that_are_merged_away_stay_for_the_checkpoints_that_name_them(chai
     assert values(chain, "a", "k0", "k2") == [10, 0, 2]
 
 
-def test_many_small_checkpoints_leave_few_files(tmp_path: Path) -> None:
-    """F17: 49 checkpoints of one key each; never more than 25 files, nor more than the limit of 12 runs."""
-    chain = Chain(tmp_path / "chain", MemoryStorage(), max_parallelism=GROUPS, consolidates=True)
-    for n in range(49):
-        chain.step(1, "incremental", put(f"k{n}", n=n))
-        assert len(chain.manifests[0].files) <= min(25, n + 1, ENGINE.most_sorted_runs)
-    assert values(chain, *(f"k{n}" for n in range(49))) == [*range(49)]
+def test_many_small_checkpoints_leave_few_files() -> None:
+    """F17: 40 checkpoints of one key each; never more than the limit of 12 runs."""
+    tester = PipelineTester(ONCE, input_schema="k bigint, t timestamp")
+    for n in range(40):
+        tester.run([(n, START + n * HOUR)])
+        assert all(len(ssts_of(made)) <= ENGINE.most_sorted_runs for made in manifests_of(tester))
+
+
+def test_a_pipelines_changelog_options_bound_its_segments() -> None:
+    pipeline, found = replace(ONCE, parallelism=1, changelog=ChangelogOptions(max_segments=1)), list[int]()
+    tester = PipelineTester(pipeline, input_schema="k bigint, t timestamp", mode="changelog")
+    for n in range(6):
+        tester.run([(random.getrandbits(62), START + n * HOUR) for _ in range(1500)])
+        found += [len(made.segments) for made in manifests_of(tester)]
+    assert found == [1, 0] * 3
 
 
 def test_every_checkpoint_restores_after_switches_between_incremental_and_changelog(chain: Chain) -> None:

@@ -57,7 +57,7 @@ def test_processor_matches_oracle_on_real_flights(tmp_path: Path) -> None:
 
 
 @pytest.mark.long("half a second", runs_in="ci")
-def test_every_flight_comes_out_exactly_once() -> None:
+def test_the_oracle_has_every_flight_exactly_once() -> None:
     source, rows = archive(), expected(DAY, 31).rows
     numbers = [row["row_number"] for of_day in rows.values() for row in of_day if row["kind"] == "flight"]
     assert sorted(numbers) == sorted(source.index[source.month == 1] + 1)
