@@ -24,7 +24,6 @@ from state_backend.checkpoint.trials import list_trials, root_of_trial
 from tests.support.airflow_names import ASKING, needs
 from tests.support.airflow_on_postgres import airflow_on_postgres
 from tests.support.browser import browser, log_in, programs, wait_for
-from tests.support.layout import REPOSITORY
 from tests.support.local_stack import AirflowServer, RestError, SparkConnectServer, running_drivers
 from tests.support.trials import bytes_of
 from tests.support.waiting import wait_until
@@ -58,38 +57,29 @@ def day(number: int) -> str:
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder: Path = tmp_path_factory.mktemp("form")
-    command = [sys.executable, "-m", "pipelines.land_flights", "--to", str(folder / "flights"), "--days", "6"]
-    subprocess.run(command, cwd=REPOSITORY, check=True, capture_output=True)
-    return folder
+def form(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("form")
 
 
 @pytest.fixture(scope="module")
-def connect(data: Path) -> Iterator[SparkConnectServer]:
-    with SparkConnectServer(REPOSITORY, log_dir=data / "logs") as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def airflow(data: Path, connect: SparkConnectServer) -> Iterator[AirflowServer]:
+def airflow(form: Path, data: Path, connect: SparkConnectServer) -> Iterator[AirflowServer]:
     """With four days in production, and its DAG paused."""
-    (data / "dags").mkdir()
-    write_dags(data, OLD)
-    run = ["run", "--code", OLD, "--from", day(1)[:10], "--to", day(DAYS)[:10], "--every", "1d", "--root", root(data)]
+    (form / "dags").mkdir()
+    write_dags(form, OLD)
+    run = ["run", "--code", OLD, "--from", day(1)[:10], "--to", day(DAYS)[:10], "--every", "1d", "--root", root(form)]
     command = [sys.executable, "-m", "cairn.command.cli", *run, "--spark", connect.url]
-    env = pipeline_env(data, data / "flights", connect)
-    with airflow_on_postgres(data, env, dags=(NAME, FORM)) as server:
+    env = pipeline_env(form, data / "flights", connect)
+    with airflow_on_postgres(form, env, dags=(NAME, FORM)) as server:
         subprocess.run(command, env=server.env, check=True, capture_output=True)
         yield server
 
 
-def write_dags(data: Path, code: str) -> None:
-    (data / "dags" / "aircraft.py").write_text(DAGS.replace("CODE", repr(code)))
+def write_dags(form: Path, code: str) -> None:
+    (form / "dags" / "aircraft.py").write_text(DAGS.replace("CODE", repr(code)))
 
 
-def root(data: Path) -> str:
-    return f"file://{data}/state"
+def root(form: Path) -> str:
+    return f"file://{form}/state"
 
 
 def log_of(above: str) -> Log:
@@ -106,8 +96,8 @@ def made(above: str) -> dict[datetime, tuple[int, list[int]]]:
     }
 
 
-def production(data: Path) -> dict[str, str]:
-    return bytes_of(data / "state" / NAME)
+def production(form: Path) -> dict[str, str]:
+    return bytes_of(form / "state" / NAME)
 
 
 def begin(airflow: AirflowServer, code: str, promote: str, first: int = 2, **more: str) -> str:
@@ -151,8 +141,8 @@ def drivers(airflow: AirflowServer, command: str) -> list[int]:
     return [driver.pid for driver in running_drivers(airflow.processes) if driver.command.startswith(f"{command} ")]
 
 
-def test_a_form_that_cannot_be_run_is_refused_at_once(airflow: AirflowServer, data: Path) -> None:
-    before = production(data)
+def test_a_form_that_cannot_be_run_is_refused_at_once(airflow: AirflowServer, form: Path) -> None:
+    before = production(form)
     for conf in ({}, {"from": day(2)[:10], "to": day(3)[:10], "promote": "perhaps"}):
         with pytest.raises(RestError):
             airflow.client.trigger(FORM, conf=conf)
@@ -165,40 +155,40 @@ def test_a_form_that_cannot_be_run_is_refused_at_once(airflow: AirflowServer, da
         run = begin(airflow, code, PAST, **more)
         assert ends(airflow, run) == {"try": "failed", "promote": "upstream_failed"}
         assert len(airflow.client.tries(FORM, run, "try")) == 1 and says in said(airflow, run, "try")
-    assert production(data) == before and not list_trials(root(data), NAME)
+    assert production(form) == before and not list_trials(root(form), NAME)
 
 
-def test_a_trial_without_promotion_leaves_production_unchanged(airflow: AirflowServer, data: Path) -> None:
-    before = production(data)
+def test_a_trial_without_promotion_leaves_production_unchanged(airflow: AirflowServer, form: Path) -> None:
+    before = production(form)
     run = begin(airflow, OLD, NO)
     assert ends(airflow, run) == {"try": "success", "promote": "skipped"}
     found = airflow.client.xcom(FORM, run, "try")
     assert found["same"] and found["computed"] == DAYS - 1
     assert "no difference: every digest is equal" in said(airflow, run, "try")
-    assert production(data) == before
+    assert production(form) == before
 
 
-def test_a_rejection_leaves_production_as_it_was(airflow: AirflowServer, data: Path) -> None:
-    before = production(data)
+def test_a_rejection_leaves_production_as_it_was(airflow: AirflowServer, form: Path) -> None:
+    before = production(form)
     run = begin(airflow, WRONG, PAST)
     asked = question(airflow, run)
     assert "run its intervals again in production" in asked["subject"] and asked["options"] == ["Approve", "Reject"]
     for line in (f"output in {DAYS - 1} intervals", "prior_mean_delay_minutes", "by 1 on average and 1 at most"):
         assert line in asked["body"], asked["body"]
-    assert production(data) == before
+    assert production(form) == before
     answer(airflow, run, "Reject")
     assert ends(airflow, run) == {"try": "success", "promote": "failed"}
     assert len(airflow.client.tries(FORM, run, "promote")) == 1
     assert "has rejected the promotion; nothing is promoted" in said(airflow, run, "promote")
-    assert production(data) == before
+    assert production(form) == before
 
 
 @needs("task state store")
 def test_a_trial_approved_for_past_intervals_gives_production_the_trials_results(
-    airflow: AirflowServer, data: Path
+    airflow: AirflowServer, form: Path
 ) -> None:
     """The deployment's driver is killed on the way: the next try goes on, and asks nobody again. Without a browser the API approves."""
-    old = made(root(data))
+    old = made(root(form))
     run = begin(airflow, LATER, PAST)
     body = question(airflow, run)["body"]
     assert "state seen at" in body and "at_ms: " in body
@@ -208,21 +198,21 @@ def test_a_trial_approved_for_past_intervals_gives_production_the_trials_results
         approve_in_browser(airflow, run, len(body.splitlines()))
     wait_until(lambda: drivers(airflow, "promote"), 60, "the driver runs")
     (driver,) = drivers(airflow, "promote")
-    before = log_of(root(data)).head_id
-    wait_until(lambda: log_of(root(data)).head_id > before, 120, "an interval is committed")
+    before = log_of(root(form)).head_id
+    wait_until(lambda: log_of(root(form)).head_id > before, 120, "an interval is committed")
     os.kill(driver, signal.SIGKILL)
     assert ends(airflow, run) == {"try": "success", "promote": "success"}
     tries = airflow.client.tries(FORM, run, "promote")
     assert len(tries) == 2, "asked once, killed once"
 
     trial = airflow.client.xcom(FORM, run, "try")["trial"]
-    new, tried = made(root(data)), made(root_of_trial(root(data), NAME, trial))
+    new, tried = made(root(form)), made(root_of_trial(root(form), NAME, trial))
     assert new == old | tried and all(new[start][0] != old[start][0] for start in tried)
     done = airflow.client.xcom(FORM, run, "promote")
     assert (done["again"], done["behind"]) == (DAYS - 1, 0)
-    assert done["back"] == f"cairn restore 1 --root {root(data)} --pipeline {NAME} --yes"
+    assert done["back"] == f"cairn restore 1 --root {root(form)} --pipeline {NAME} --yes"
     events = airflow.client.call("GET", f"/api/v2/assets/events?source_dag_id={FORM}")["asset_events"]
-    assert sorted(e["extra"]["checkpoint"] for e in events)[-1] == log_of(root(data)).head_id
+    assert sorted(e["extra"]["checkpoint"] for e in events)[-1] == log_of(root(form)).head_id
     assert f"Let the DAG of {NAME} run {LATER} from the next interval on" in said(airflow, run, "promote", len(tries))
 
 
@@ -239,24 +229,24 @@ def approve_in_browser(airflow: AirflowServer, run: str, lines: int) -> None:
 
 
 @needs("task state store")
-def test_production_continues_with_the_code_of_an_approved_trial(airflow: AirflowServer, data: Path) -> None:
+def test_production_continues_with_the_code_of_an_approved_trial(airflow: AirflowServer, form: Path) -> None:
     """It was paused all the time. Its DAG names the new code now; a trial for what comes next has nothing to run again."""
     assert airflow.client.dag_runs(NAME) == []
     written = datetime.now(UTC)
-    write_dags(data, LATER)
+    write_dags(form, LATER)
     run = begin(airflow, LATER, NEXT)
     assert "from the next interval on" in question(airflow, run)["subject"]
-    head = log_of(root(data)).head_id
+    head = log_of(root(form)).head_id
     answer(airflow, run, "Approve")
     assert ends(airflow, run) == {"try": "success", "promote": "success"}
-    assert airflow.client.xcom(FORM, run, "promote")["again"] == 0 and log_of(root(data)).head_id == head
+    assert airflow.client.xcom(FORM, run, "promote")["again"] == 0 and log_of(root(form)).head_id == head
 
     airflow.client.pause(NAME, False)
     wait_until(lambda: parsed(airflow) > written, 90, "the DAG names the new code", poll_s=1)
     interval = {"data_interval_start": day(DAYS + 1), "data_interval_end": day(DAYS + 2)}
     run = airflow.client.trigger(NAME, day(DAYS + 1), **interval)["dag_run_id"]
     assert airflow.client.wait_for_runs(NAME, [run], timeout_s=180) == {run: "success"}
-    newest = log_of(root(data)).completed()[-1]
+    newest = log_of(root(form)).completed()[-1]
     assert (newest.id, newest.content.base_id, newest.content.code_version) == (head + 1, head, "later")
 
 

@@ -19,7 +19,6 @@ from tests.support.checkpoints import DAY
 
 
 def read_moved(spark: Any, interval: Interval) -> Any:
-
     return spark.createDataFrame(days_of(interval)[1:], SCHEMA), {"day": "moved"}
 
 

@@ -113,19 +113,13 @@ def test_arguments_bound_to_a_source_are_part_of_its_hash() -> None:
     assert source_hash(locked) != source_hash(locked)  # nothing says that it reads the same
 
 
-def test_new_names_of_fields_decide_the_result() -> None:
-    """The same code over the same base keeps values, or loses them."""
-    names: list[dict[str, str]] = [{}, {"total.n": "clicks"}, {"total.m": "clicks"}]
-    given: Any = ("c" * 64, {"files": []}, {}, {}, "UTC")
-    assert len({input_hash(replace(counting(), renamed=each), *given) for each in names}) == 3
-
-
 def test_each_part_of_the_input_hash_decides_it() -> None:
     given: Any = ("c" * 64, {"files": []}, {}, {}, "UTC")
     other: Any = ("d" * 64, {"files": [1]}, {"a": 1}, {"a": 1}, "CET")
     found = {input_hash(counting(), *given[:n], value, *given[n + 1 :]) for n, value in enumerate(other)}
-    pipelines: list[Any] = [{}, {"key": ["item"]}, {"order_by": ["item"]}, {"parallelism": 3}]
-    assert len(found | {input_hash(counting(**settings), *given) for settings in pipelines}) == 9
+    renamed = [{"renamed": {f"total.{name}": "clicks"}} for name in "nm"]
+    pipelines: list[Any] = [{}, {"key": ["item"]}, {"order_by": ["item"]}, {"parallelism": 3}, *renamed]
+    assert len(found | {input_hash(counting(**settings), *given) for settings in pipelines}) == 11
 
 
 def test_a_record_names_settings_as_the_pipeline_does() -> None:

@@ -58,9 +58,6 @@ def rides(storage: Storage) -> Reading:
     return read(storage)
 
 
-# --- words -----------------------------------------------------------------------------------------------------------------------
-
-
 def test_a_size_is_told_in_the_unit_that_fits() -> None:
     said = {None: "–", 0: "0 B", 1023: "1023 B", 1024: "1.0 KiB", 10_200: "10 KiB", 1024**2 - 1: "1.0 MiB"}
     said |= {3 << 30: "3.0 GiB"}
@@ -210,9 +207,6 @@ def test_a_healthy_next_interval_names_its_base() -> None:
     assert (shown["base"], shown["problem"], shown["command"]) == (3, None, None)
 
 
-# --- history and lineage ---------------------------------------------------------------------------------------------------------------
-
-
 def test_the_history_is_paged_by_descending_checkpoint_ids() -> None:
     said: dict[Any, list[int]] = {(0, None): [], (3, None): [3, 2, 1], (9, None): [9, 8, 7, 6], (9, 6): [5, 4, 3, 2]}
     said |= {(9, 2): [1], (9, 1): [], (9, 99): [9, 8, 7, 6]}
@@ -291,9 +285,6 @@ def test_the_lineage_shows_branches_and_restores(rides: Reading) -> None:
 )
 def test_a_checkpoints_origin_is_put_into_words(base: int | None, changes: dict[str, Any], words: str | None) -> None:
     assert origin_of(record(2, day(1), base, **changes)) == words
-
-
-# --- trends ------------------------------------------------------------------------------------------------------------------------------
 
 
 def test_trends_draw_within_their_columns_and_say_the_figures(rides: Reading) -> None:
@@ -548,9 +539,6 @@ class _Either:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._folders[0], name)
-
-
-# --- Data Docs and templates ---------------------------------------------------------------------------------------------------------------
 
 
 def test_docs_are_found_by_checkpoint(tmp_path: Path) -> None:
