@@ -442,6 +442,7 @@ def test_damage_of_a_cached_copy_raises_damaged_copy_and_drops_the_copy(tmp_path
     """A task that finds damage in a file that this host had asks for another try, which downloads it."""
     cache = FileCache(tmp_path / "cache", 1_000_000)
     manifest = checkpoint(storage, tmp_path, cache)
-    with pytest.raises(DamagedCopy, match="block checksum mismatch"), damage_of_copies(cache, storage.url, [manifest]):
-        raise CorruptFile("block checksum mismatch")
-    assert sound_files(tmp_path / "cache") == []
+    for kind in (DamagedCopy, CorruptFile):  # The second time the cache has no copy, so the storage's file is damaged.
+        with pytest.raises(CorruptFile) as told, damage_of_copies(cache, storage.url, [manifest]):
+            raise CorruptFile("block checksum mismatch")
+        assert (told.type, str(told.value), sound_files(tmp_path / "cache")) == (kind, "block checksum mismatch", [])

@@ -199,10 +199,10 @@ def test_a_salt_makes_another_hash() -> None:
 
 @pytest.mark.parametrize("max_parallelism", [16, 32])
 def test_rows_of_a_forgotten_key_are_left_out_whatever_the_key_groups_are(max_parallelism: int) -> None:
-    """A restored savepoint may have other key groups than at the time of the forget."""
-    forgotten = replace(key(), key_hash=key_hash(SALT, KEYS.encode(("u1",))))
-    users = pa.array(["u1", "u2", "u1", "u3"])
+    """A restored savepoint may have other key groups than at the time of the forget of u1; u4 is forgotten since."""
+    first, since = (replace(key(), key_hash=key_hash(SALT, KEYS.encode((user,)))) for user in ("u1", "u4"))
     groups = pa.array([3, 3, 3, 5] if max_parallelism == 16 else [19, 3, 19, 21], pa.int32())
-    rows = pa.RecordBatch.from_arrays([groups, users], names=["__key_group", "__key_0"])
-    left = ForgottenRows([forgotten], parse_struct(KEY_SCHEMA), max_parallelism).without(rows)
+    rows = pa.RecordBatch.from_arrays([groups, pa.array(["u1", "u2", "u1", "u3"])], names=["__key_group", "__key_0"])
+    both = [first, replace(since, max_parallelism=max_parallelism)]
+    left = ForgottenRows(both, parse_struct(KEY_SCHEMA), max_parallelism).without(rows)
     assert left.column("__key_0").to_pylist() == ["u2", "u3"]

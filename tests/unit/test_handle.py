@@ -229,20 +229,16 @@ def test_init_then_keys_then_timers_then_close(shard: Shard) -> None:
         yield "timer"
 
     output = shard.run({"a": [1, 2, 3], None: [4]}, on_rows, on_timer, processor=Logged)
-    assert (
-        calls
-        == [
-            "close",  # on the driver, where states are declared only if init and close have no effect
-            "init",
-            ("begin", tuple, (None,), 4),
-            ("end", None),
-            ("begin", tuple, ("a",), 1),
-            ("end", "a"),
-            (True, None, 1_000),
-            (True, "a", 1_000),
-            "close",
-        ][1:]
-    )
+    assert calls == [
+        "init",
+        ("begin", tuple, (None,), 4),
+        ("end", None),
+        ("begin", tuple, ("a",), 1),
+        ("end", "a"),
+        (True, None, 1_000),
+        (True, "a", 1_000),
+        "close",
+    ]
     assert output == ["first", "first", "timer", "timer"]
 
 
@@ -278,9 +274,7 @@ def test_due_timers_fire_by_time_over_all_keys(shard: Shard) -> None:
     """Those up to now, past ones too, in the order of all key groups; each is listed while it fires, and gone afterwards."""
 
     def on_rows(p: Calls, key: Any, rows: Any, timer_values: Any) -> Iterator[Any]:
-        for at in rows:
-            p.handle.registerTimer(at)
-        return iter([])
+        return iter([p.handle.registerTimer(at) for at in rows][:0])
 
     def on_timer(p: Calls, key: Any, timer_values: Any, info: Any) -> Iterator[Any]:
         yield key.k, info.getExpiryTimeInMs(), list(p.handle.listTimers())
@@ -300,12 +294,11 @@ def test_a_timer_registered_by_a_timer_handler_fires_in_the_next_interval(
 ) -> None:
     """Also at exactly the time up to which timers are due, and though later timers are read after the handler ran."""
     monkeypatch.setattr("state_backend.state.timers._DUE_TIMERS", 1)
+    monkeypatch.setattr("state_backend.state.timers._NOTED_TIMERS", 0)
     monkeypatch.setattr(RocksStore, "chunks", partialmethod(RocksStore.chunks, rows=1))
 
     def on_rows(p: Calls, key: Any, rows: Any, timer_values: Any) -> Iterator[Any]:
-        for at in rows:
-            p.handle.registerTimer(at)
-        return iter([])
+        return iter([p.handle.registerTimer(at) for at in rows][:0])
 
     def on_timer(p: Calls, key: Any, timer_values: Any, info: Any) -> Iterator[Any]:
         if info.getExpiryTimeInMs() == 100:
@@ -755,7 +748,7 @@ def test_internal_and_storage_errors_in_a_handler_are_raised_unwrapped(shard: Sh
         (ValueError("a \udc80"), r"ValueError: a \udc80"),
     ],
 )
-@pytest.mark.parametrize("call", ["init", "handleInputRows"])
+@pytest.mark.parametrize("call", ["init", "handleInputRows", "handleExpiredTimer"])
 def test_user_exceptions_name_call_key_and_interval(shard: Shard, call: str, error: BaseException, says: str) -> None:
     class Raising(Calls):
         def init(self, handle: Any) -> None:
@@ -763,17 +756,17 @@ def test_user_exceptions_name_call_key_and_interval(shard: Shard, call: str, err
             if call == "init" and isinstance(handle, ProcessorHandle):
                 raise error
 
-    def on_rows(p: Calls, *_: Any) -> Any:
+    def fail(*_: Any, **__: Any) -> Any:
         raise error
 
+    on_rows: Any = fail if call != "handleExpiredTimer" else lambda p, *_: iter([p.handle.registerTimer(0)])
     with pytest.raises(errors.ProcessorError) as raised:
-        shard.run({"k": [0]}, on_rows, processor=Raising)
-    where = "init" if call == "init" else "handleInputRows, key ('k',)"
+        shard.run({"k": [0]}, on_rows, fail, processor=Raising)
+    where = "init" if call == "init" else f"{call}, key ('k',)"
     assert str(raised.value).startswith(
         f"pipeline 'p': {where}, interval [2024-01-01T00:00:00Z, 2024-01-02T00:00:00Z): {says}"
     )
-    # As Spark's worker sends it.
-    "".join(traceback.format_exception(raised.value)).encode()
+    "".join(traceback.format_exception(raised.value)).encode()  # as Spark's worker sends it
 
 
 def test_a_timer_at_a_part_of_a_millisecond_is_refused(shard: Shard) -> None:

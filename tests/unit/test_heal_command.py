@@ -132,15 +132,16 @@ def type_heal(*more: str) -> Any:
     return CliRunner().invoke(app, ["heal", "--root", ROOT, "--pipeline", PIPELINE, "--to", "2024-01-04", *more])
 
 
-def test_heal_runs_stale_and_missing_intervals_and_a_second_heal_runs_none(airflow: FakeAirflow) -> None:
+def test_heal_runs_failed_stale_and_missing_intervals_and_a_second_heal_runs_none(airflow: FakeAirflow) -> None:
     airflow.paused = True
+    airflow.ended(1, "failed")  # The interval has a result, but the task `checkpoint` of its last run did not succeed.
     planned = type_heal("--dry-run")
     assert planned.exit_code == 1 and airflow.changes == []
-    assert "run 3 intervals from 2024-01-02T00:00:00Z to 2024-01-04T00:00:00Z: 2 stale, 1 missing" in planned.stdout
+    assert "2024-01-01T00:00:00Z to 2024-01-04T00:00:00Z: 1 failed, 2 stale, 1 missing" in planned.stdout
     done = type_heal()
     assert done.exit_code == 0, done.output
-    assert f"unpause DAG {PIPELINE}" in done.stdout and all(f"done, {n} of 3" in done.stdout for n in (1, 2, 3))
-    assert done.stdout.splitlines()[-1] == f"{PIPELINE} is healthy up to 2024-01-04; 3 intervals ran"
+    assert f"unpause DAG {PIPELINE}" in done.stdout and all(f"done, {n} of 4" in done.stdout for n in (1, 2, 3, 4))
+    assert done.stdout.splitlines()[-1] == f"{PIPELINE} is healthy up to 2024-01-04; 4 intervals ran"
     changes = [*airflow.changes]
     again = type_heal("--json")
     assert (again.exit_code, airflow.changes) == (0, changes)

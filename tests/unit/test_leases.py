@@ -153,12 +153,14 @@ def test_a_lease_without_renewal_expires_by_the_clock_of_the_storage() -> None:
     give_back(made.storage, lease)
 
 
-def test_a_lease_is_given_back_once_its_renewal_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else the renewal would warn about the lease that is gone."""
-    made, began, at_work = Clock(), threading.Event(), list[str]()
+def test_a_lease_is_renewed_again_after_a_failure_and_then_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once its renewal is over, else the renewal would warn about the lease that is gone."""
+    made, began, at_work, failures = Clock(), threading.Event(), list[str](), [StorageUnavailable("away")]
     made.commit()
 
     def renew(*_: object) -> bool:
+        while failures:
+            raise failures.pop()
         began.set()
         return not threading.Event().wait(0.1)
 

@@ -17,9 +17,9 @@ from cairn.arrow_processor import KeyedBatch
 from cairn.errors import ProcessorError
 from cairn.spark_versions import to_arrow_type
 
-# Two sets of rows of the first key, one of the second, and two of the third. Each set came as a batch of its own.
-SETS = [[3, None, 5], [8], [None], [7, 7, 1], [2, None]]
-KEY_OF_SET = [0, 0, 1, 2, 2]
+# Two sets of rows of the first key, one of the second, and three of the third. Each set came as a batch of its own.
+SETS = [[None], [3, None, 5], [None], [7, 7, 1], [2], [None]]
+KEY_OF_SET = [0, 0, 1, 2, 2, 2]
 CASES = [
     (LongType(), lambda n: n),
     (DoubleType(), lambda n: None if n is None else n / 4),
@@ -94,8 +94,8 @@ TEXTS = (StringType, BinaryType)
 def test_merged_aggregates_equal_the_aggregate_of_all_rows(aggregate: Any, of: Any, value: Any) -> None:
     sets = [[value(n) for n in some] for some in SETS]
     of_sets = parts_of(aggregate, of, sets, KEY_OF_SET)
-    whole = parts_of(aggregate, of, [[*sets[0], *sets[1]], sets[2], [*sets[3], *sets[4]]], [0, 1, 2])
-    found = merged(aggregate, of_sets, [0, 2, 3, 5])
+    whole = parts_of(aggregate, of, [[*sets[0], *sets[1]], sets[2], [*sets[3], *sets[4], *sets[5]]], [0, 1, 2])
+    found = merged(aggregate, of_sets, [0, 2, 3, 6])
     for name, column in whole.items():
         expected = column.to_pylist()
         if name in ("interval_ms", "number"):

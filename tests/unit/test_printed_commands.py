@@ -98,7 +98,7 @@ RUN = {
     "cairn backfill --dag … --from … --to … --replace-overlapping … --airflow …": REPLACED,
     "cairn heal": "tests/support/heal_histories.py::heal as printed",
     "cairn heal --dry-run --to DATE": "tests/unit/test_heal_command.py::"
-    "test_heal_runs_stale_and_missing_intervals_and_a_second_heal_runs_none as printed",
+    "test_heal_runs_failed_stale_and_missing_intervals_and_a_second_heal_runs_none as printed",
     "cairn heal --to DATE": "tests/unit/test_heal_command.py::"
     "test_heal_stops_at_a_failed_run_and_the_printed_command_continues as printed",
     "cairn heal --root … --pipeline … --to … --code … --dag … --airflow … --chain …": AIRFLOW

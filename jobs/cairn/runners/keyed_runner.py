@@ -100,7 +100,7 @@ class KeyedRunner:
                     for result in iterable(results, "handleExpiredTimer"):
                         add(result)
                     settle()
-                except Exception as error:
+                except BaseException as error:
                     self._user_code.fail("handleExpiredTimer", key, error)
                 if count % _KEYS_PER_CHECK == 0 and output.full:
                     self._write_output()
