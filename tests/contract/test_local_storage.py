@@ -32,8 +32,8 @@ from tests.support.storage_calls import generation, paths
 def test_leftovers_of_a_crash_are_invisible_and_go_after_a_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """S24: what a killed writer left is removed; what a running one writes is not."""
     LocalStorage(tmp_path).create("a", b"1")
-    old, new = tmp_path / ".tmp" / "old.part", tmp_path / ".tmp" / "new.part"
-    for leftover, age_s in ((old, 90_000), (new, 80_000)):
+    old, new, lock, room = (tmp_path / ".tmp" / name for name in ("old.part", "new.part", "lock", "room"))
+    for leftover, age_s in ((old, 90_000), (new, 80_000), (lock, 90_000), (room, 90_000)):
         leftover.write_bytes(b"half")
         os.utime(leftover, (time.time() - age_s,) * 2)
     # The clock of this host is two days ahead.
@@ -46,7 +46,7 @@ def test_leftovers_of_a_crash_are_invisible_and_go_after_a_day(tmp_path: Path, m
     storage.create("b", b"2")
     assert not old.exists()
     assert new.exists()
-    assert sorted(file.name for file in (tmp_path / ".tmp").iterdir()) == ["new.part"]
+    assert sorted(file.name for file in (tmp_path / ".tmp").iterdir()) == ["lock", "new.part", "room"]
 
 
 @pytest.mark.parametrize("below", ["", "pipeline/"])

@@ -126,7 +126,7 @@ def test_a_table_belongs_to_a_pipeline_and_its_root(
     assert taken.exit_code == 0 and read() == expected(development) != [], taken.output
     with pytest.raises(SinkFailed, match="in another root"):
         moved.run([("bob",)])
-    assert read() == expected(development)
+    assert (read(), coordinator_of(development.pipeline, development.root).unpublished()) == (expected(development), [])
 
 
 def test_a_name_that_is_too_long_is_refused_before_the_interval(kind: str, sink: TableSink, tmp_path: Path) -> None:

@@ -159,7 +159,7 @@ def test_late_rows_get_a_table_of_their_own(
         ("01", pa.string(), pa.int64(), False),
         (START.replace(tzinfo=None, hour=5), pa.timestamp("us"), pa.date32(), False),
         ([1, None], pa.list_(pa.int32()), pa.list_(pa.int64()), True),
-        ({"a": 0.1}, pa.struct([("a", pa.float64())]), pa.struct([("a", pa.float32())]), False),
+        ({"a": [0.1]}, pa.struct([("a", pa.list_(pa.float64()))]), pa.struct([("a", pa.list_(pa.float32()))]), False),
         ({"a": 1}, pa.struct([("a", pa.int32())]), pa.struct([("a", pa.int64()), ("b", pa.string())]), True),
     ],
 )

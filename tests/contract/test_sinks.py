@@ -394,7 +394,7 @@ def test_every_type_comes_back(kind: str, sink: TableSink, tmp_path: Path) -> No
             rows = rows.set_column(rows.column_names.index(name), name, pa.array(values, rows[name].type))
     publish(sink, hour(0), 1, rows)
     found = sink.rows(hour(0), rows.schema)
-    assert hash_of_rows(found) == hash_of_rows(rows)
+    assert hash_of_rows(found) == hash_of_rows(rows) != hash_of_rows(rows.take([0, 0, 1]))
     for name in rows.column_names:
         assert hash_of_rows(found.select([name])) == hash_of_rows(rows.select([name])), name
 

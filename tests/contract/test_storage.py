@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import threading
@@ -621,14 +622,14 @@ def test_a_write_whose_end_is_not_known_is_an_unknown_outcome(tmp_path: Path, mo
     storage = LocalStorage(tmp_path)
     storage.create("before", b"")
 
-    def refuse(*_: object, **__: object) -> None:
-        raise OSError(5, "Input/output error")
+    def refuse(number: int, *_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
 
-    for name in ("link", "rename", "replace"):
-        monkeypatch.setattr(f"state_backend.adapters.local_storage.os.{name}", refuse)
-    monkeypatch.setattr(Path, "hardlink_to", refuse)
-    with pytest.raises(UnknownOutcome, match=r"can't tell whether this was done: .*Input/output error"):
-        storage.create("a", b"data")
+    for number in (errno.EIO, errno.ESTALE, errno.ETIMEDOUT):
+        for name in ("link", "rename"):
+            monkeypatch.setattr(f"state_backend.adapters.local_storage.os.{name}", partial(refuse, number))
+        with pytest.raises(UnknownOutcome, match=rf"can't tell whether this was done: .*{os.strerror(number)}"):
+            storage.create("a", b"data")
 
 
 def test_error_for_missing_google_client_names_the_install_command(monkeypatch: pytest.MonkeyPatch) -> None:

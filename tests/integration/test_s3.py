@@ -123,13 +123,12 @@ def test_a_write_that_conflicts_with_another_write_is_retried_until_the_deadline
 
 def test_a_store_that_ignores_conditions_is_refused_by_name(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(s3_storage, "_conditional", set())
-    monkeypatch.setattr(server, "ignores_conditions", True)
-    storage = fresh()
-    with pytest.raises(
-        UsageError, match=r"the server http://127\.0\.0\.1:\d+ ignores the precondition of a conditional create"
-    ):
-        storage.create("a", b"1")
-    monkeypatch.setattr(server, "ignores_conditions", False)
+    says, storage = r"the server http://127\.0\.0\.1:\d+ ignores the precondition of a conditional ", fresh()
+    for ignored, what in (("PUT if-none-match", "create"), ("PUT if-match", "replace"), ("DELETE if-match", "delete")):
+        monkeypatch.setattr(server, "ignores_conditions", {ignored})
+        with pytest.raises(UsageError, match=says + what):
+            storage.create("a", b"1")
+    monkeypatch.setattr(server, "ignores_conditions", set())
     storage.create("a", b"1")
     assert [f.path for f in storage.list("")] == ["a"]
     before = len(server.requests)

@@ -39,7 +39,7 @@ class S3Server(FaultyProxy):
 
     Attributes:
         server_url: The server itself. The proxy can't read the chunks that Arrow's S3 client sends.
-        ignores_conditions: Drop preconditions, as some compatible stores do.
+        ignores_conditions: Drop these preconditions, such as "PUT if-match", as some compatible stores do.
         conflicts: Answer 409 to this many of the next conditional writes.
     """
 
@@ -48,7 +48,7 @@ class S3Server(FaultyProxy):
         self.server_url = upstream
         self._lenient = lenient
         self._writes = threading.Lock() if lenient else nullcontext()
-        self.ignores_conditions = False
+        self.ignores_conditions = set[str]()
         self.conflicts = 0
 
     def forward(self, request: Request) -> Answer:
@@ -61,8 +61,8 @@ class S3Server(FaultyProxy):
             if found != given:
                 return _refused(400, "BadDigest")
         conditions = {name for name in ("if-match", "if-none-match") if name in request.headers}
-        if self.ignores_conditions:
-            request = replace(request, headers={k: v for k, v in request.headers.items() if k not in conditions})
+        ignored = {name for name in conditions if f"{request.method} {name}" in self.ignores_conditions}
+        request = replace(request, headers={k: v for k, v in request.headers.items() if k not in ignored})
         with self._writes:
             if conditions and self.conflicts:
                 self.conflicts -= 1
