@@ -226,7 +226,8 @@ def test_status_prints_the_command_that_publishes_a_group(tmp_path: Path, monkey
     assert said.exit_code == 0 and f"waiting for group 'board':\n  {day(1)}" in said.stdout
     printed = said.stdout.splitlines()[-1]
     assert printed == f"cairn publish --group board --root {world.root}"
-    assert printed in cairn("cairn publish --pipeline sales --code x:sales").stderr
+    for more in ("", " --rebuild"):
+        assert printed in cairn(f"cairn publish --pipeline sales --code x:sales{more}").stderr and not world.tables
     done = cairn(printed)
     wanted = f"published:\n  sales {day(1)} (checkpoint 1)\n  report {day(1)} (checkpoint 1)\n1 outputs wait"
     assert done.exit_code == 0 and wanted in done.stdout

@@ -32,7 +32,7 @@ class FakeAirflow:
         self.answers = list(answers)
         self.zone = "UTC"
         self.backfills: list[dict[str, Any]] = []
-        self.runs: dict[str, dict[str, Any]] = {}
+        self.runs = {d: {"logical_date": d, "state": "success", "queued_at": "2023-06-01T00:00+00:00"} for d in DATES}
         self.paused: list[bool] = []
 
     def call_once(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
@@ -58,12 +58,7 @@ class FakeAirflow:
 
     def _create(self, body: Mapping[str, Any], answer: str) -> Any:
         if answer == "colleague":
-            earlier = {
-                "from_date": "2023-01-01T00:00:00+00:00",
-                "to_date": "2023-01-31T00:00:00+00:00",
-                "dag_run_conf": None,
-            }
-            self._create(earlier, "ok")
+            self._create({"from_date": DATES[0], "to_date": DATES[0], "dag_run_conf": None}, "ok")
         if answer == "busy" or any(b["completed_at"] is None for b in self.backfills):
             raise RestError(409, "There is already a running backfill")
         if answer == "locked":

@@ -42,14 +42,14 @@ from tests.support.operator_calls import (
 )
 
 
-def test_a_sink_fails_the_task_of_its_own_interval_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sink_fails_the_task_of_its_own_interval_alone(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     """Retried, and cleaned up either way. Of an older interval the log says so."""
     own, asked = checkpoint(monkeypatch, record, sink_fails_for=7)
     with pytest.raises(AirflowException, match="SinkFailed: the sink of 'p' failed") as raised:
         run(own)
     assert not isinstance(raised.value, AirflowFailException) and asked[-1] == "clean up"
     older, asked = checkpoint(monkeypatch, record, sink_fails_for=3)
-    assert run(older)["checkpoint"] == 7 and asked[-1] == "clean up"
+    assert run(older)["checkpoint"] == 7 and asked[-1] == "clean up" and "sink of 'p' failed" in capsys.readouterr().out
 
 
 def refuse(error: Exception) -> Callable[[], Any]:

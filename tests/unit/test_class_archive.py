@@ -78,10 +78,10 @@ def test_jvm_options_of_the_user_are_kept(home: Path, monkeypatch: pytest.Monkey
 def test_leftovers_of_a_killed_command_are_deleted_an_hour_later(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_archive()
     left, running = (path.parent / f"new-{name}" for name in ("left", "running"))
-    for folder in (left, running):
+    for folder, age_s in ((left, 3660), (running, 3540)):
         folder.mkdir()
         (folder / "half.jsa").touch()
-    os.utime(left, (0, 0))
+        os.utime(folder, (0, path.stat().st_mtime - age_s))
     with folder_for_new(path) as folder:
         assert not left.exists() and running.exists() and folder.parent == path.parent
         (folder / path.name).write_text("new")

@@ -205,9 +205,7 @@ def test_fenced_deletes_its_own_files_and_only_those() -> None:
     before = folder.paths()
     with pytest.raises(Fenced, match="checkpoint 2"):
         folder.coordinator.commit("loser")
-    assert before - folder.paths() == {
-        sst("loser"), paths.output(day(2), "loser", 0, 0), paths.prepared("loser")
-    }  # fmt: skip
+    assert before - folder.paths() == {sst("loser"), paths.output(day(2), "loser", 0, 0), paths.prepared("loser")}
 
 
 # --- lost answers and crashes ---------------------------------------------------------------------------------------------------
@@ -369,10 +367,12 @@ def test_output_outlives_its_checkpoint_until_the_interval_is_run_again() -> Non
 
 @pytest.mark.parametrize("ends", ["by a person", "by the policy", "not"])
 def test_a_quarantined_checkpoint_and_its_base_are_retained_until_dropped(ends: str) -> None:
-    folder = Folder(days=2, policy=AnyOf((KeepLast(2), KeepQuarantined(0 if ends == "by the policy" else 14))))
+    now_ms, policy = [0], AnyOf((KeepLast(2), KeepQuarantined(14)))
+    folder = Folder(MemoryStorage(now_ms=lambda: now_ms[0]), days=2, policy=policy)
     folder.coordinator.quarantine(2, "wrong")
     if ends == "by a person":
         folder.coordinator.drop_quarantined(2)
+    now_ms[0] += (14 if ends == "by the policy" else 13) * 86_400_000
     folder.run(day(2), "again")
     folder.run(day(3), "a3")
     assert [*folder.coordinator.log().retained] == ([1, 2, 3, 4] if ends == "not" else [3, 4])

@@ -424,8 +424,8 @@ def test_a_key_that_does_not_fit_is_refused(root: Path, key: str, says: str) -> 
 
 def test_a_user_who_is_not_there_is_forgotten_too(root: Path) -> None:
     """Nothing is removed, and the promise for re-runs holds."""
-    said = forget(root, key='{"user": "nobody"}')
-    assert (said["entries"], said["output_files"]) == ({}, 0)
+    said = forget(root, key='{"user": "nobody"}').items()
+    assert said >= {"checkpoint": 6, "entries": {}, "output_files": 0}.items()
     assert newest(root).content.digest == coordinator(root).log().whole(5).content.digest
 
 

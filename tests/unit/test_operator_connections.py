@@ -298,13 +298,8 @@ def test_a_google_key_reaches_the_driver_only_by_a_private_file(
     seen = json.loads((tmp_path / "seen.json").read_text())
     assert (seen["key"], seen["project"], seen["mode"], seen["folder"]) == (KEY, "mine", 0o600, 0o700)
     templated = [str(getattr(operator, name)) for name in type(operator).template_fields]
-    for told in (
-        *lines,
-        seen["cmdline"],
-        seen["environ"].replace(os.environ["AIRFLOW_CONN_MY_GOOGLE"], ""),
-        json.dumps(result),
-        *templated,
-    ):
+    environ = seen["environ"].replace(os.environ["AIRFLOW_CONN_MY_GOOGLE"], "")
+    for told in (*lines, seen["cmdline"], environ, json.dumps(result), *templated):
         assert SECRET not in told
     assert not Path(seen["path"]).parent.exists()
     assert "GOOGLE_APPLICATION_CREDENTIALS" not in os.environ
@@ -382,11 +377,8 @@ def test_the_role_of_an_amazon_connection_is_taken_with_its_keys(monkeypatch: py
     amazon(monkeypatch, extra={"aws_access_key_id": "AKIA", "aws_secret_access_key": SECRET, "role_arn": role})
     with mock_aws(), as_storage_identity("my_amazon"):
         session = boto3.session.Session(region_name="us-east-1")
-        assert (
-            session.client("sts")
-            .get_caller_identity()["Arn"]
-            .startswith(role.replace(":iam:", ":sts:").replace(":role/", ":assumed-role/"))
-        )
+        assumed = role.replace(":iam:", ":sts:").replace(":role/", ":assumed-role/")
+        assert session.client("sts").get_caller_identity()["Arn"].startswith(assumed)
         assert session.get_credentials().method == "assume-role"
 
 
@@ -429,6 +421,16 @@ def test_the_login_of_a_microsoft_connection_is_in_a_private_file(
         assert json.loads(file.read_text()) == wanted and environment == {}
         assert (file.stat().st_mode & 0o777, file.parent.stat().st_mode & 0o777) == (0o600, 0o700)
     assert not file.exists()
+
+
+@pytest.mark.parametrize("kind", ["aws", "wasb", "google_cloud_platform"])
+def test_airflow_masks_the_secret_of_a_storage_connection(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    given = {"conn_type": kind, "login": "a", "password": SECRET, "extra": {"keyfile_dict": KEY}}
+    monkeypatch.setenv("AIRFLOW_CONN_MINE", json.dumps(given))
+    masked: list[str] = []
+    monkeypatch.setattr("cairn_operators.storage_connection.mask_secret", masked.append)
+    with storage_credentials("mine"):
+        assert masked == [SECRET]
 
 
 GOOGLE_IS_UNUSABLE: list[tuple[dict[str, Any], str]] = [

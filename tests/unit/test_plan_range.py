@@ -254,6 +254,10 @@ def test_interval_length_is_that_given_else_the_schedules_else_the_newest_interv
     assert boundaries_of(declared, log, HOURS) == HOURS
     assert boundaries_of(declared, log, None) == BERLIN
     assert boundaries_of(plain, log, None) == DAY
+    folder.run(Interval(day(2).start, day(2).start + HOURS), "hour")
+    assert boundaries_of(plain, folder.coordinator.log(), None) == HOURS
+    folder.run(Interval(day(2).start + HOURS, day(2).end), "rest", schedule=BERLIN)
+    assert boundaries_of(plain, folder.coordinator.log(), None) == BERLIN
     with pytest.raises(UsageError, match="has no checkpoint and declares no schedule"):
         boundaries_of(plain, Folder().coordinator.log(), None)
 
@@ -292,16 +296,7 @@ def test_a_changed_interval_length_is_refused_unless_from_is_given(tmp_path: Pat
     """A source with a file per interval would lose the files that begin elsewhere."""
     tester = PipelineTester(AIRCRAFT, input_schema=READ_SCHEMA, every=DAY, root=str(tmp_path))
     tester.run()
-    command = [
-        "run",
-        "--code",
-        "pipelines.aircraft:AIRCRAFT",
-        "--root",
-        str(tmp_path),
-        "--dry-run",
-        "--reprocess",
-        "none",
-    ]
+    command = ["run", "--code", "pipelines.aircraft:AIRCRAFT", f"--root={tmp_path}", "--dry-run", "--reprocess=none"]
     refused = CliRunner().invoke(app, [*command, "--every", "12h"])
     assert refused.exit_code == 2, refused.output
     lines = refused.stderr.splitlines()

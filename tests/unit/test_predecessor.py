@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from datetime import datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -28,6 +29,7 @@ from state_backend.values.schedule import Cron, encode
 from tests.support.airflow_names import TaskDeferred
 from tests.support.checkpoints import DAY, PIPELINE, Folder, day, record, run
 from tests.support.log_in_memory import log_in_memory
+from tests.support.operator_calls import pipeline_dag
 from tests.support.predecessor import MINUTE, NOW_S, TASKS, URL, Airflow, before, folder
 
 __all__ = ["folder"]  # a fixture
@@ -126,28 +128,16 @@ def test_a_wait_has_the_checkpoint_end_that_the_previous_run_waits_for(log: Log,
 
 
 @pytest.mark.parametrize(
-    ("log", "runs", "error", "text"),
+    ("runs", "text"),
     [
-        (DAY_1, [], "StateGapError", "run the interval that starts at 2024-01-02T00:00:00Z"),
-        (
-            DAY_1,
-            [before("failed", "failed", "upstream_failed")],
-            "StateGapError",
-            "interval before failed: day2 (failed;",
-        ),
-        (
-            DAY_1,
-            [before("success", "success", "skipped")],
-            "StateGapError",
-            "no checkpoint ends where the interval starts",
-        ),
+        ([], "run the interval that starts at 2024-01-02T00:00:00Z"),
+        ([before("failed", "failed", "upstream_failed")], "interval before failed: day2 (failed;"),
+        ([before("success", "success", "skipped")], "no checkpoint ends where the interval starts"),
     ],
 )
-def test_an_interval_whose_base_can_no_longer_come_is_refused(
-    log: Log, runs: list[PredecessorRun], error: str, text: str
-) -> None:
-    decision = decide(log, *runs)
-    assert isinstance(decision, Refuse) and decision.error == error
+def test_an_interval_whose_base_can_no_longer_come_is_refused(runs: list[PredecessorRun], text: str) -> None:
+    decision = decide(DAY_1, *runs)
+    assert isinstance(decision, Refuse) and decision.error == "StateGapError"
     assert text in decision.message
 
 
@@ -423,11 +413,12 @@ def airflow(monkeypatch: pytest.MonkeyPatch, folder: Folder) -> Airflow:
 
 
 def test_the_task_defers_and_goes_on_when_the_checkpoint_is_there(airflow: Airflow) -> None:
+    airflow.context["task"] = pipeline_dag().get_task("process")
     with pytest.raises(TaskDeferred) as first:
         airflow.begin()
     _, asked = first.value.trigger.serialize()
     assert (asked["url"], asked["head_id"], asked["end_ms"]) == (URL, 2, day(2).end_ms)
-    assert (asked["clear_numbers"], asked["queued"]) == ({"day2": 1}, [])
+    assert (asked["clear_numbers"], asked["queued"], tuple(asked["task_ids"])) == ({"day2": 1}, [], TASKS)
     assert asked["until_ms"] == int((NOW_S + 3600) * 1000)
     # Whatever woke it, it looks at everything again.
     with pytest.raises(TaskDeferred) as second:
@@ -506,7 +497,7 @@ def test_the_patience_for_a_queued_run_starts_when_no_earlier_run_is_running(air
 
 
 def test_a_run_behind_a_stale_interval_waits_and_says_how_to_heal(
-    airflow: Airflow, folder: Folder, capsys: pytest.CaptureFixture[str]
+    airflow: Airflow, folder: Folder, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     airflow.runs = [before("success", "success", "success")]
     folder.run(day(1), "a3")
@@ -529,6 +520,13 @@ def test_a_run_behind_a_stale_interval_waits_and_says_how_to_heal(
     with pytest.raises(AirflowFailException, match="waited 1:00:00 for") as failed:
         airflow.resume(first.value, 3600)
     assert heal in str(failed.value)
+    # The triggerer has no access by the task's own connection, so the task itself looks every five minutes.
+    monkeypatch.setattr("cairn_operators.process_data_interval.as_storage_identity", lambda _: nullcontext())
+    airflow.operator.storage_conn_id, airflow.now_s = "gcs", NOW_S + 60
+    with pytest.raises(TaskDeferred) as blind:
+        airflow.operator.after_wait(airflow.context, None, **first.value.kwargs)
+    asked = blind.value.trigger.serialize()[1]
+    assert (asked["url"], asked["until_ms"]) == (None, int((NOW_S + 60 + 300) * 1000))
     # Somebody does.
     folder.run(day(2), "a4")
     assert airflow.resume(first.value, 1)["ran"]
@@ -550,12 +548,13 @@ def test_a_gap_is_refused_before_spark_is_started(airflow: Airflow, monkeypatch:
 
 @pytest.fixture
 def airflow_says(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Task states by run as Airflow would answer, and how many of the runs have ended."""
+    """Task states by run as Airflow would answer, and the number of runs in each state."""
     from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 
-    says: dict[str, Any] = {"states": {"day2": {"process": "running", "checkpoint": None}}, "ended": 0}
+    says: dict[str, Any] = {"states": {"day2": {"process": "running", "checkpoint": None}}}
+    count = lambda states, **_: sum(says.get(state, 0) for state in states)  # noqa: E731
     monkeypatch.setattr(RuntimeTaskInstance, "get_task_states", staticmethod(lambda **_: says["states"]))
-    monkeypatch.setattr(RuntimeTaskInstance, "get_dr_count", staticmethod(lambda **_: says["ended"]))
+    monkeypatch.setattr(RuntimeTaskInstance, "get_dr_count", staticmethod(count))
     monkeypatch.setattr(previous_checkpoint_trigger, "_FIRST_LOOK_S", 0.0)
     monkeypatch.setattr(previous_checkpoint_trigger, "_AIRFLOW_EVERY_S", 0.01)
     return says
@@ -648,10 +647,10 @@ def test_while_no_run_is_awaited_a_run_that_is_queued_ends_the_wait(airflow_says
         made = trigger(awaited=False)
         waiting = asyncio.ensure_future(anext(made.run()))
         for queued in (3, 2):
-            airflow_says["ended"] = queued
+            airflow_says["queued"] = queued
             await asyncio.sleep(0.2)
             assert not waiting.done()
-        airflow_says["ended"] = 3
+        airflow_says["queued"] = 3
         return str((await asyncio.wait_for(waiting, 10)).payload["why"])
 
     assert asyncio.run(go()) == "another run was queued"
@@ -660,7 +659,8 @@ def test_while_no_run_is_awaited_a_run_that_is_queued_ends_the_wait(airflow_says
 @pytest.mark.parametrize(
     ("change", "queued", "why"),
     [
-        ({"ended": 1}, (), "1 of these runs ended: day2"),
+        ({"success": 1}, (), "1 of these runs ended: day2"),
+        ({"failed": 1}, (), "1 of these runs ended: day2"),
         ({"states": {"day2": {"process": "failed", "checkpoint": None}}}, (), "run day2 has ended: "),
         ({"states": {"day2": {"process": "success", "checkpoint": "success"}}}, (), "run day2 has ended: "),
         ({"states": {}}, (), "run day2 was deleted"),

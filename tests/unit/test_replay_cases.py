@@ -60,6 +60,11 @@ def late(history: History) -> None:
     history.run(4, [("ann", 2, at(1)), ("ann", 3, at(4, 13))])
 
 
+def other_late(history: History) -> None:
+    late(history)
+    history.rows[day(4)] = [("ann", 7, at(1)), ("ann", 3, at(4, 13))]
+
+
 def rerun(history: History) -> None:
     history.run(1)
     history.run(2)
@@ -121,14 +126,10 @@ def forgotten_base(history: History) -> None:
     history.deploy(source=lambda spark, interval: spark.table("elsewhere"))
 
 
+EVENT_TIME = {"time_mode": "event", "event_time": "at", "watermark_delay": timedelta(hours=1), "order_by": ()}
 CASES: dict[str, tuple[Callable[[History], None], dict[str, Any], str, str, Any]] = {
-    "late rows": (
-        late,
-        {"time_mode": "event", "event_time": "at", "watermark_delay": timedelta(hours=1), "order_by": ()},
-        "ann",
-        "4",
-        {"late": 1, "same": True},
-    ),
+    "late rows": (late, EVENT_TIME, "ann", "4", {"late": 1, "same": True}),
+    "other late rows": (other_late, EVENT_TIME, "ann", "4", {"same": False}),
     "a replaced result": (
         rerun,
         {},
@@ -150,13 +151,7 @@ CASES: dict[str, tuple[Callable[[History], None], dict[str, Any], str, str, Any]
         },
     ),
     "a dropped checkpoint": (dropped, {}, "ann", "2", (StateUnusable, "checkpoint 2 .* is dropped: its state, code")),
-    "a dropped interval": (
-        dropped,
-        {},
-        "ann",
-        "2024-01-01",
-        (StateUnusable, "checkpoint 1 .* is dropped: its state, code"),
-    ),
+    "a dropped interval": (dropped, {}, "ann", "2024-01-01", (StateUnusable, "checkpoint 1 .* is dropped: its state")),
     "a dropped base": (dropped, {}, "ann", "3", (StateUnusable, "started from checkpoint 2, which is dropped")),
     "a retained base": (dropped, {}, "ann", "4", {"same": True}),
     "no such interval": (

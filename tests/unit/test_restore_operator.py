@@ -117,7 +117,8 @@ def test_without_consent_nothing_is_restored(
     parked = park(made, where)
     with pytest.raises(AirflowFailException, match=message):
         made.after_answer(where, event, **parked.kwargs)
-    assert not driver and folder.coordinator.log().head_id == 4 and len(asked) == 1
+    # A later try asks again.
+    assert park(made, where) and not driver and folder.coordinator.log().head_id == 4 and len(asked) == 2
 
 
 @pytest.mark.usefixtures("asked")
@@ -146,10 +147,11 @@ def test_a_rewind_that_discards_nothing_needs_no_approval(folder: Folder, driver
 
 
 def test_retracting_output_needs_approval(folder: Folder, driver: list[Any], asked: list[Any]) -> None:
-    """Also if no checkpoint is discarded: an earlier restore discarded them and left the output."""
+    """Also if no checkpoint is discarded, and if a person agreed to discard checkpoints before `retract_output` was set."""
     run(operator("2", ask=False), context())
     made, where = operator("2", retract_output=True), context()
     where["dag_run"].clear_number += 1
+    where["task_state_store"].set(agreed_key(where, operator("2")._agreed_key), [3, 4])
     parked = park(made, where)
     assert parked.kwargs == {"agreed": []} and "It retracts the output of 2 interval(s):" in asked[0]["body"]
     assert asked[0]["subject"] == f"{PIPELINE}: discard 0 newer checkpoint(s), and delete the output of 2 interval(s)?"
@@ -180,14 +182,12 @@ def test_a_fork_leaves_the_pipeline_as_it_is(folder: Folder, asked: list[Any]) -
     assert run(made, where)["checkpoint"] == 1 and trial.log().head_id == 1
 
 
-def test_a_fork_of_latest_is_of_the_checkpoint_that_was_validated(
-    folder: Folder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_commit_during_validation_is_neither_forked_nor_discarded(folder: Folder, monkeypatch: Any) -> None:
     validated: list[Any] = []
 
     def run_driver(self: Any, request: Any) -> dict[str, Any]:
         validated.append(request.checkpoint)
-        folder.run(day(5), "a5")  # Another interval is committed meanwhile.
+        folder.run(day(n := folder.coordinator.log().head_id + 1), f"a{n}")  # Another interval is committed meanwhile.
         return {"success": True, "findings": ()}
 
     monkeypatch.setattr(RestoreStateOperator, "run_driver", run_driver)
@@ -195,6 +195,8 @@ def test_a_fork_of_latest_is_of_the_checkpoint_that_was_validated(
     trial = Coordinator(open_storage(f"{ROOT}/trial"), "trial")
     assert validated == ["4"] and folder.coordinator.log().head_id == 5
     assert trial.record("latest").content.interval == day(4)
+    with pytest.raises(AirflowFailException, match="did not agree to discard these checkpoints: 6"):
+        run(operator("2", ask=False), context())
 
 
 @pytest.mark.usefixtures("folder")

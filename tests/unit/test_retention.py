@@ -156,9 +156,9 @@ def test_the_new_checkpoint_is_retained_under_every_policy() -> None:
     assert ids(plan_retention(log, record(4, day(4), 3), {}, AnyOf(()))) == [4]
 
 
-def test_a_re_run_of_an_old_interval_keeps_the_latest_checkpoint() -> None:
+def test_a_re_run_of_an_old_interval_keeps_the_newest_state_and_the_checkpoint_of_the_latest_interval() -> None:
     log = log_in_memory(entries={r.id: r for r in days(3)})
-    assert ids(plan_retention(log, record(4, day(1)), {}, AnyOf(()))) == [3, 4]
+    assert ids(plan_retention(log, record(4, day(1)), {3: 4}, AnyOf(()))) == [2, 3, 4]
 
 
 def test_protected_checkpoints_are_retained() -> None:

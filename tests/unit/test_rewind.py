@@ -14,6 +14,7 @@ from state_backend.checkpoint.commit_attempt import CommitResult
 from state_backend.checkpoint.leases import take_lease
 from state_backend.checkpoint.log import facts_of_entries, read_whole_log
 from state_backend.checkpoint.rewind import Discarded, fork, plan_rewind
+from state_backend.checkpoint.savepoints import claim_savepoint
 from state_backend.checkpoint.sweep_files import sweep
 from state_backend.formats import paths
 from state_backend.ports.storage import Storage
@@ -31,6 +32,7 @@ from state_backend.values.errors import (
 )
 from state_backend.values.handles import handles_in
 from state_backend.values.intervals import Interval
+from state_backend.values.marks import Claim
 from state_backend.values.records import FiledShard, InlineShard, Permissions, Record, Segment, ShardChanges, Tombstone
 from state_backend.values.retention import KeepLast
 from tests.support.checkpoints import Folder, day, files_in, run, sst, start_ms
@@ -387,22 +389,19 @@ def test_real_state_is_forked_by_links_and_found_sound(tmp_path: Path) -> None:
 
 
 @pytest.mark.long("half a second", runs_in="ci")
-def test_a_native_savepoint_can_be_forked_and_a_canonical_savepoint_is_refused(tmp_path: Path) -> None:
+def test_a_native_savepoint_can_be_forked_and_a_canonical_or_claimed_savepoint_is_refused(tmp_path: Path) -> None:
     origin = SmallPipeline(tmp_path)
     native = origin.take(tmp_path / "native", "native")
-    into = LocalStorage(tmp_path / "q")
-    result = fork(LocalStorage(tmp_path / "native"), native, Coordinator(into, "q").at, run=run("fork"), attempt="fork")
+    source, into = LocalStorage(tmp_path / "native"), Coordinator(LocalStorage(tmp_path / "q"), "q").at
+    result = fork(source, native, into, run=run("fork"), attempt="fork")
     assert result.record is not None
     assert findings(tmp_path / "q", result.record.content, tmp_path) == []
     canonical = origin.take(tmp_path / "canonical", "canonical")
     with pytest.raises(UsageError, match="restore_savepoint"):
-        fork(
-            LocalStorage(tmp_path / "canonical"),
-            canonical,
-            Coordinator(into, "q").at,
-            run=run("fork"),
-            attempt="second",
-        )
+        fork(LocalStorage(tmp_path / "canonical"), canonical, into, run=run("fork"), attempt="second")
+    claim_savepoint(source, Claim(savepoint="native", owner="another", attempt="a"))
+    with pytest.raises(UsageError, match="claimed by another"):
+        fork(source, native, into, run=run("fork"), attempt="third")
 
 
 def test_a_second_fork_into_a_pipeline_is_refused_unless_its_checkpoint_is_later() -> None:

@@ -122,7 +122,7 @@ def test_a_range_gives_the_results_of_single_runs_and_keeps_them_if_repeated(tmp
     there = files(together)
     assert not any(ran(plan_all(together)))
     again = run_all(together)
-    assert not any(ran(again)) and files(together) == there
+    assert not any(ran(again) + [outcome.ours for outcome in again]) and files(together) == there
     assert again[0].why == "keeps checkpoint 1: code and input are the same"
 
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from cairn.operations.savepoints.restore_savepoint import restore_savepoint
+from cairn.operations.savepoints.restore_savepoint import _would_restore, restore_savepoint
 from cairn.shard_jobs.fill_from_savepoint import RestoreJob
 from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.memory_storage import MemoryStorage
@@ -247,6 +247,8 @@ def test_the_owner_may_claim_again_and_nobody_else_may_restore(tmp_path: Path) -
     assert read_claim(storage) == check_unclaimed(storage, "mine") == claim("mine", "second")
     with pytest.raises(UsageError, match="claimed by mine"):
         restore_savepoint(ANY, PIPELINE, str(tmp_path / "new"), str(tmp_path / "saved"))
+    with pytest.raises(UsageError, match="claimed by mine"):
+        _would_restore(PIPELINE, str(tmp_path / "new"), str(tmp_path / "saved"), "NO_CLAIM")
 
 
 def test_a_claim_fails_if_another_try_of_its_owner_claims_at_the_same_time() -> None:

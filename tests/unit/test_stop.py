@@ -39,17 +39,17 @@ class FakeDag:
     ("tasks", "under_way", "uncommitted"),
     [
         ({"process": "running", "checkpoint": None}, ["r/process"], []),
-        ({"process": "queued", "checkpoint": None}, ["r/process"], []),
+        ({"process": "queued", "checkpoint": None, "sweep": "restarting"}, ["r/process", "r/sweep"], []),
         ({"process": "up_for_retry", "checkpoint": None}, [], []),
-        ({"process": "scheduled", "checkpoint": None}, [], []),
+        ({"process": "success", "checkpoint": "skipped"}, [], []),
         ({"process": "success", "checkpoint": None}, [], ["r"]),
         ({"process": "success", "checkpoint": "scheduled"}, [], ["r"]),
         ({"process": "success", "checkpoint": "up_for_retry"}, [], ["r"]),
         ({"process": "success", "checkpoint": "running"}, ["r/checkpoint"], []),
-        ({"process": "success", "checkpoint": "success", "validate": "running"}, ["r/validate"], []),
-        ({"process": "success", "checkpoint": "success", "validate": None}, [], []),
+        ({"process": "success", "checkpoint": "success", "validate": "deferred"}, ["r/validate"], []),
+        ({"process": "success", "checkpoint": "removed", "validate": None}, [], []),
         ({"process": "success", "checkpoint": "failed"}, [], []),
-        ({"process": "failed", "checkpoint": "upstream_failed"}, [], []),
+        ({"process": "success", "validate": "failed", "checkpoint": "upstream_failed"}, [], []),
     ],
 )
 def test_a_stop_plan_lists_active_tasks_and_processed_runs_without_a_commit(
@@ -117,7 +117,7 @@ def test_the_last_try_of_a_run_is_committed_and_its_checkpoint_task_finds_it_don
     folder.prepare(day(2), "the-first", run=run("r", try_number=1))  # Storage lists it behind the second try.
     folder.prepare(day(2), "second", run=run("r", try_number=2))
     folder.prepare(day(2), "other", run=run("q"))
-    assert commit_prepared(folder.coordinator.at, ["r", "unknown"]) == [2]
+    assert commit_prepared(folder.coordinator.at, ["r", "run-of-a1", "unknown"]) == [2]
     assert folder.coordinator.record(2).content.attempt == "second"
     assert folder.coordinator.commit("second").outcome == "already"
     assert commit_prepared(folder.coordinator.at, []) == []

@@ -344,7 +344,7 @@ def test_data_docs_follow_the_rights_on_the_dag(pages: Any, tmp_path: Path, monk
     nils = client_of(pages.app, "nils")
     assert "well" in pages.get(path).text and nils.get(path).status_code == 403
     assert "&lt;b&gt;state" in pages.get("/cairn/docs/").text and "secret" not in text(nils.get("/cairn/docs/").text)
-    assert pages.get("/cairn/docs/secret/styles.css").text == "<head>"
+    assert [one.get("/cairn/docs/secret/styles.css").text == "<head>" for one in (pages, nils)] == [True, False]
     missing = pages.get("/cairn/docs/..%2fsecret")
     assert missing.status_code == 404 and f'<a class="button" href="{BASE}/">All pipelines</a>' in missing.text
 

@@ -126,12 +126,14 @@ def test_process_waits_until_its_input_is_there(world: World, capsys: pytest.Cap
     assert world.drivers == 1 and world.resume(deferred, 60)["ran"]
 
 
-def test_a_released_input_ends_the_wait_without_a_commit(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_release_or_the_timeout_ends_a_wait_for_input(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upstream_trigger, "_JUDGE_EVERY_S", 0.05)
     world.sales.run(day(3), "a3")
     quarantine_checkpoint(locate(UP, "sales"), 3, "too few rows")
     deferred = world.defers(world.begin)
     assert f"sales {day(3)}: its result is out of date: " in deferred.kwargs["waits"]
+    with pytest.raises(AirflowFailException, match="waited 1:00:00 for another pipeline"):
+        world.resume(deferred, 3600)
     assert fires(deferred, lambda: release_checkpoint(locate(UP, "sales"), 3)).startswith("sales has")
 
 

@@ -81,6 +81,9 @@ def publish(
         if intervals or skip or (check and rebuild):
             raise UsageError("give one of --check, --rebuild, --skip and intervals")
         declared = _load_declaration(code)
+        if rebuild and declared.group is not None and unpublished(at):
+            # The rebuild would also publish the output that waits, without the output of other members that fits it.
+            raise _refused(declared, f"{code} has output that waits for group {declared.group!r}.", root)
         if not isinstance(declared.sink, TableSink):
             raise UsageError(f"--check and --rebuild need a sink of cairn.sinks, but {code} has another sink or none")
         if check:
@@ -100,10 +103,8 @@ def publish(
     else:
         declared = _load_declaration(code)
         if declared.group is not None and not only:
-            raise UsageError(
-                f"{code} is in group {declared.group!r}. To publish an interval alone, name its start. To publish what fits together:\n"
-                f"{command_line('publish', group=declared.group, root=root)}"
-            )
+            why = f"{code} is in group {declared.group!r}. To publish an interval alone, name its start."
+            raise _refused(declared, why, root)
         published = declared.call_sink(at, None, only=only or None, code=code)
     if as_json:
         return print_json({"published": _describe(published), "skipped": _describe(skipped)})
@@ -113,6 +114,11 @@ def publish(
     if not published and not skipped:
         print_text("all output is published already")
     return 0
+
+
+def _refused(declared: Declaration, why: str, root: str) -> UsageError:
+    command = command_line("publish", group=declared.group, root=root)
+    return UsageError(f"{why} To publish what fits together:\n{command}")
 
 
 def _publish_group(root: str, name: str, as_json: bool) -> int:
