@@ -555,6 +555,9 @@ def test_an_attempt_that_fails_the_validation_gate_is_not_committed(spark: Spark
     coordinator.publish(pipeline.sink_hook(spark, join_url(root, "counting")))
     assert (coordinator.log().head_id, published) == (1, [1])
     assert run_interval(spark, pipeline, day(1), root).id == 2
+    late = prepare(spark, pipeline, 2, root)
+    coordinator.commit(late)  # before its validation
+    assert validate_attempt(spark, at_most(5), root, late).findings and {*coordinator.log().quarantined} == {3}
     with pytest.raises(errors.StateUnusable, match="did not finish"):
         validate_attempt(None, pipeline, root, "no-such-attempt", fast=True)
 

@@ -221,7 +221,7 @@ def compare(case: str, seed: int, tmp_path: Path, kills: int = 2) -> int:
     Every second pair of seeds uploads each file of a store. Else these small files go into the manifests.
     """
     with (
-        mock.patch.object(snapshot, "INLINE_FILE_BYTES", 0 if seed // 2 % 2 else snapshot.INLINE_FILE_BYTES),
+        mock.patch.object(snapshot, "INLINE_FILE_BYTES", 0 if (seed + 1) // 2 % 2 else snapshot.INLINE_FILE_BYTES),
         mock.patch.object(take_savepoint, "run_on_shards", run_here),
         mock.patch.object(restore_savepoint, "run_on_shards", run_here),
     ):

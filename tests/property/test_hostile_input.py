@@ -22,7 +22,7 @@ import google_crc32c
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from state_backend.adapters.memory_storage import MemoryStorage
@@ -36,6 +36,7 @@ from state_backend.formats.row_codec import RowCodec
 from state_backend.formats.types import parse_struct
 from state_backend.shard.manifest import manifest_of
 from state_backend.shard.restore import restore_shard
+from state_backend.state.state_variables import ValueState
 from state_backend.values.errors import (
     CairnError,
     CorruptFile,
@@ -46,14 +47,15 @@ from state_backend.values.errors import (
     UsageError,
 )
 from state_backend.values.handles import Handle, check_path
-from state_backend.values.key_groups import KeyGroupRange
-from state_backend.values.records import FiledShard, InlineFile, ShardManifest
+from state_backend.values.key_groups import KeyGroupRange, range_of
+from state_backend.values.marks import Savepoint
+from state_backend.values.records import FiledShard, InlineFile, InlineShard, ShardManifest
 from tests.support.chains import Chain
 from tests.support.hostile_store import Opener
 from tests.support.record_examples import ALL, VALUES
 from tests.support.schema_json import array, mapping
 from tests.support.schema_json import struct as struct_of
-from tests.support.shards import KEY_SCHEMA, STATES
+from tests.support.shards import KEY_SCHEMA, KEYS, STATES
 from tests.support.version_edits import log_of
 
 EXAMPLES = int(os.environ.get("CAIRN_EXAMPLES", "60"))
@@ -232,23 +234,35 @@ def test_a_log_of_changed_records_is_refused_or_read(records: list[tuple[int, by
         read_log(storage).current_outputs()
 
 
+EMPTY = replace(next(v for v in VALUES if isinstance(v, ShardManifest)), files=(), inline_files=(), key_group_states=())
+SAVEPOINTS = [v for v in VALUES if isinstance(v, Savepoint)]
+
+
+def native(*halves: int) -> Savepoint:
+    """A savepoint of two shards, each with that half of the key groups."""
+    made = [replace(EMPTY, shard=n, key_groups=range_of(half, 2, 16)) for n, half in enumerate(halves)]
+    shards = tuple(InlineShard(shard=one.shard, inline=one) for one in made)
+    return replace(SAVEPOINTS[0], content=replace(SAVEPOINTS[0].content, states=STATES, parallelism=2, shards=shards))
+
+
 @hostile
-@given(changed_records([v for v in VALUES if type(v).__name__ == "Savepoint"]))
+@given(changed_records([native(0, 1), *SAVEPOINTS]))
+@example(record_codec.encode(native(1, 0)))
 def test_a_changed_savepoint_is_refused_or_read(data: bytes) -> None:
     storage = MemoryStorage()
     storage.create(paths.SAVEPOINT_RECORD, data)
     with suppress(CorruptFile, UnsupportedFormat):
-        savepoint = read_savepoint(storage)
-        for shard in range(len(savepoint.content.shards)):
-            native_manifest(savepoint, shard, storage)
+        content = (savepoint := read_savepoint(storage)).content
+        for n in range(len(content.shards)):
+            owned = range_of(n, content.parallelism, content.max_parallelism)
+            assert native_manifest(savepoint, n, storage).key_groups == owned
 
 
 @hostile
 @given(st.text(max_size=60) | st.builds("checkpoints/{}.json".format, st.text("0123456789٣²", max_size=25)))
 def test_any_path_is_refused_or_lies_below_the_root(path: str) -> None:
-    for id_of, path_of in ((paths.record_id, paths.record),):
-        found = id_of(path)
-        assert found is None or path_of(found) in (path, f"checkpoints/{path}")
+    found = paths.record_id(path)
+    assert found is None or paths.record(found) in (path, f"checkpoints/{path}")
     paths.published_id(path)
     paths.attempt_of(path)
     paths.is_of_savepoint(path)
@@ -263,9 +277,6 @@ def test_any_path_is_refused_or_lies_below_the_root(path: str) -> None:
 @pytest.fixture(scope="module")
 def shard(tmp_path_factory: pytest.TempPathFactory) -> tuple[MemoryStorage, Any]:
     """A real shard of a few entries whose files all lie inline."""
-    from state_backend.state.state_variables import ValueState
-    from tests.support.shards import KEYS
-
     storage = MemoryStorage()
     chain = Chain(tmp_path_factory.mktemp("chain"), storage, max_parallelism=1, inline_budget_bytes=1_000_000)
 
@@ -313,16 +324,8 @@ SPINS = bytes.fromhex(
 
 def test_a_manifest_that_rocksdb_reads_for_ever_is_refused(opener: Opener) -> None:
     current = InlineFile(name="CURRENT", data=b"MANIFEST-000001\n")
-    owned = KeyGroupRange(first=0, last=0)
-    manifest = ShardManifest(
-        shard=0,
-        key_groups=owned,
-        files=(),
-        segments=(),
-        key_group_states=(),
-        inline_files=(current, InlineFile(name="MANIFEST-000001", data=SPINS)),
-    )
-    assert "CorruptFile" in str(opener.open(manifest))
+    files = current, InlineFile(name="MANIFEST-000001", data=SPINS)
+    assert "CorruptFile" in str(opener.open(replace(EMPTY, inline_files=files)))
 
 
 @hostile

@@ -34,6 +34,7 @@ class FakeAirflow:
         self.backfills: list[dict[str, Any]] = []
         self.runs = {d: {"logical_date": d, "state": "success", "queued_at": "2023-06-01T00:00+00:00"} for d in DATES}
         self.paused: list[bool] = []
+        self.paused_before = False
 
     def call_once(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
         path = path.partition("?")[0]
@@ -50,6 +51,8 @@ class FakeAirflow:
             one["completed_at"] = "2024-02-01T00:00:01+00:00"
             self.runs.clear()
             return one
+        if path == "/api/v2/dags/clicks" and method == "GET":
+            return {"is_paused": self.paused[-1] if self.paused else self.paused_before}
         if method == "PATCH":
             self.paused.append((body or {})["is_paused"])
             return None
@@ -108,6 +111,13 @@ def test_a_backfill_is_retried_until_whole(server: Callable[..., FakeAirflow], a
     active = [b["id"] for b in airflow.backfills if b["completed_at"] is None]
     assert active == [made["id"]] and sorted(airflow.runs) == DATES
     assert airflow.paused == [True] * (halves := sum("half" in a for a in answers)) + [False] * (2 if halves else 1)
+
+
+@pytest.mark.parametrize("paused", [False, True])
+def test_a_failed_backfill_leaves_the_dag_paused_or_unpaused_as_before(server: Any, paused: bool) -> None:
+    airflow = server("half", "busy")
+    airflow.paused_before = paused
+    assert backfill(wait="0s").exit_code == 3 and airflow.paused == [True] + [False] * (not paused)
 
 
 def test_dates_are_interpreted_in_the_time_zone_of_the_schedule(server: Callable[..., FakeAirflow]) -> None:

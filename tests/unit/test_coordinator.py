@@ -53,9 +53,6 @@ def begin(folder: Folder, n: int, **permissions: bool) -> Any:
     return folder.coordinator.begin(day(n), permissions=Permissions(**permissions), pipeline_start_ms=start_ms())
 
 
-# --- begin, prepare -------------------------------------------------------------------------------------------------------------
-
-
 def test_begin_is_not_durable() -> None:
     folder = Folder(days=1)
     before = folder.paths()
@@ -86,9 +83,6 @@ def test_prepare_again_is_fine_with_the_same_content_only() -> None:
 def test_a_commit_of_an_attempt_that_was_never_prepared_is_refused() -> None:
     with pytest.raises(CairnError, match="nobody"):
         Folder().coordinator.commit("nobody")
-
-
-# --- commit ----------------------------------------------------------------------------------------------------------------------
 
 
 def test_a_commit_of_a_thousand_shards_makes_few_requests() -> None:
@@ -231,9 +225,6 @@ def state_of(storage: MemoryStorage) -> dict[str, bytes]:
     return {info.path: storage.read(info.path) for info in storage.list("")}
 
 
-# --- publish ----------------------------------------------------------------------------------------------------------------------
-
-
 def test_a_hook_that_fails_runs_again() -> None:
     """F94: committed output is published by whoever comes next."""
     folder = Folder(days=1)
@@ -304,9 +295,6 @@ def test_a_re_run_is_published_again_under_its_own_id() -> None:
     folder.run(day(1), "a2")
     assert folder.coordinator.publish(None) == [(day(1), 2)]
     assert folder.paths(paths.PUBLISHED) == {paths.published(day(1), 1), paths.published(day(1), 2)}
-
-
-# --- clean-up ---------------------------------------------------------------------------------------------------------------------
 
 
 def test_segments_named_only_in_the_record_are_verified_retained_and_deleted() -> None:
@@ -410,9 +398,6 @@ def test_clean_up_keeps_files_that_no_record_names() -> None:
     assert strays <= folder.paths()
 
 
-# --- the log and reading -----------------------------------------------------------------------------------------------------------
-
-
 def test_each_missing_record_is_reported_and_an_unlisted_existing_record_is_not() -> None:
     folder = Folder(days=4)
     listed = [info.path for info in folder.storage.list("")]
@@ -472,9 +457,6 @@ def test_latest_passes_over_what_is_quarantined_and_its_descendants() -> None:
     assert folder.coordinator.record(3).id == 3  # by its id, for whoever looks into it
     with pytest.raises(StateUnusable, match="total < 0"):
         begin(folder, 4)
-
-
-# --- found by reading the code against section 5 -----------------------------------------------------------------------------
 
 
 def test_clean_up_with_a_lost_manifest_deletes_no_shared_file() -> None:
@@ -663,9 +645,6 @@ def test_a_lost_newest_record_is_noticed() -> None:
     folder.storage.delete(paths.record(6))
     with pytest.raises(CorruptRecord, match=f"{paths.record(6)} is missing: {paths.HEAD} refers to it"):
         folder.coordinator.log()
-
-
-# --- what somebody put or changed by hand -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("damage", [None, b"", b"\0" * 80, "flip", "format"])

@@ -157,9 +157,6 @@ def shard(tmp_path: Path) -> Iterator[Shard]:
     shard.store.close()
 
 
-# --- the shape of the API -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("theirs", "ours"),
     [
@@ -199,9 +196,6 @@ def test_user_code_gets_the_public_classes(shard: Shard) -> None:
         ]
 
     assert shard.run({"k": [0]}, on_rows) == [[True] * 5]
-
-
-# --- the order of calls -----------------------------------------------------------------------------------------------------
 
 
 def test_init_then_keys_then_timers_then_close(shard: Shard) -> None:
@@ -254,9 +248,6 @@ def test_a_processor_sees_processing_time_and_watermark(shard: Shard) -> None:
         yield timer_values.getCurrentProcessingTimeInMs(), timer_values.getCurrentWatermarkInMs()
 
     assert shard.run({"k": [0]}, on_rows, now_ms=77) == [(77, 0)]
-
-
-# --- timers -----------------------------------------------------------------------------------------------------------------
 
 
 def test_timers_are_listed_in_order_and_unique(shard: Shard) -> None:
@@ -374,9 +365,6 @@ def test_state_outside_a_key_is_refused(shard: Shard) -> None:
 
     with pytest.raises(errors.ProcessorError, match=r"close, interval .*state 'v' is used outside a key"):
         shard.run({"k": [0]}, processor=Closing)
-
-
-# --- declarations -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["", " v", "v ", "default", "$v"])

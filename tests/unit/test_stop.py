@@ -29,6 +29,9 @@ class FakeDag:
     def pause(self, dag_id: str, paused: bool) -> None:
         self.paused = paused
 
+    def before_commit(self, dag_id: str) -> tuple[str, ...]:
+        return ("process", "validate") if dag_id == "gated" else ("process",)
+
     def running(self, dag_id: str) -> Runs:
         assert self.paused, "looked before it was paused"
         self.calls += 1
@@ -65,6 +68,15 @@ def test_a_stop_waits_until_the_dag_was_idle_twice_and_keeps_it_paused() -> None
         assert dag.paused
         assert (runs, dag.calls, waits) == (("r",), 5, [1.0] * 4)
     assert dag.paused
+
+
+@pytest.mark.parametrize(("validate", "left"), [("success", ["r"]), ("scheduled", []), (None, [])])
+def test_a_stop_leaves_out_a_result_that_the_gate_has_not_passed(
+    validate: str | None, left: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    dag = FakeDag({"r": {"process": "success", "validate": validate, "checkpoint": None}})
+    with stopped(dag, "gated", timeout_s=10, wait=lambda s: None) as runs:
+        assert [*runs] == left and ("run r of DAG gated is not committed" in caplog.text) == (not left)
 
 
 @pytest.mark.parametrize("paused", [False, True])
@@ -151,6 +163,8 @@ def test_running_tasks_are_read_from_all_pages(monkeypatch: pytest.MonkeyPatch) 
 
     def call(self: AirflowRest, method: str, path: str, body: object = None) -> object:
         asked.append(path)
+        if path.endswith("/tasks"):
+            return {"tasks": [{"task_id": "validate", "downstream_task_ids": ["checkpoint"]}]}
         at = int(path.partition("offset=")[2].partition("&")[0])
         if "taskInstances" in path:
             tasks = [{"task_id": "process", "state": "running"}, {"task_id": "checkpoint", "state": None}]
@@ -160,6 +174,7 @@ def test_running_tasks_are_read_from_all_pages(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(AirflowRest, "call", call)
     found = AirflowRest("http://127.0.0.1:1").running("d")
+    assert AirflowRest("http://127.0.0.1:1").before_commit("d") == ["validate"]
     assert found == {run: {"process": "running", "checkpoint": None} for run in runs}
     assert "/dagRuns/scheduled__0%2B00%3A00/taskInstances" in asked[2]
 

@@ -146,6 +146,12 @@ class AirflowRest:
                 found[run["dag_run_id"]] = {task["task_id"]: task["state"] for task in tasks}
         return found
 
+    def before_commit(self, dag_id: str) -> list[str]:
+        """Return the ids of the tasks of a DAG that its task `checkpoint` waits for."""
+        with explain_errors(self.url, dag_id):
+            tasks = self.call("GET", f"/api/v2/dags/{dag_id}/tasks")["tasks"]
+        return [task["task_id"] for task in tasks if "checkpoint" in task["downstream_task_ids"]]
+
     def _rows(self, path: str, name: str, **wanted: Any) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = []
         while True:
@@ -210,7 +216,7 @@ class AirflowRest:
                 f"Airflow has nothing to run for DAG {dag_id} from {_short(body['from_date'])} to {_short(body['to_date'])}: no ended "
                 "interval of its schedule starts there, or the runs of all of them are queued or running"
             )
-        former, tries, paused = {b["id"] for b in self.active_backfills(dag_id)}, 0, False
+        former, tries, paused_before = {b["id"] for b in self.active_backfills(dag_id)}, 0, True
         try:
             while True:
                 tries += 1
@@ -233,8 +239,8 @@ class AirflowRest:
                     break
                 if incomplete:
                     # Without the pause the scheduler would start runs of the incomplete backfill while it is cancelled.
+                    paused_before &= self.is_paused(dag_id)
                     self.pause(dag_id, True)
-                    paused = True
                     for half in incomplete:
                         self.cancel_backfill(half["id"])
                 if time.monotonic() > deadline_s:
@@ -244,7 +250,7 @@ class AirflowRest:
                     say(f"Airflow could not create the backfill at once ({problem[:200]}); trying again")
                 time.sleep(1)
         finally:
-            if paused:
+            if not paused_before:
                 self.pause(dag_id, False)
         self.pause(dag_id, False)
         return Backfill(id=made["id"], dag_id=dag_id, runs=len(dates), tries=tries)

@@ -18,7 +18,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Any, Protocol
 
 from state_backend.checkpoint.commit_attempt import commit
 from state_backend.checkpoint.location import Location
@@ -47,6 +47,9 @@ class DagControl(Protocol):
     def running(self, dag_id: str) -> Mapping[str, Mapping[str, str | None]]:
         """Return the state of each task by run id and task id, for the runs of a DAG that have not ended."""
 
+    def before_commit(self, dag_id: str) -> Sequence[str]:
+        """Return the ids of the tasks that the task `checkpoint` waits for."""
+
 
 @frozen
 class StopPlan:
@@ -56,45 +59,33 @@ class StopPlan:
     uncommitted: tuple[str, ...]  # Ids of the runs to commit.
 
 
-def plan_stop(running: Mapping[str, Mapping[str, str | None]]) -> StopPlan:
+def plan_stop(running: Mapping[str, Mapping[str, str | None]], gate: Sequence[str] = ()) -> StopPlan:
     """Return which tasks of a paused DAG to wait for, and which runs the caller must commit itself.
 
     That is a run whose task `process` has succeeded and whose task `checkpoint` has not begun: Airflow does not start
-    it while the DAG is paused. `running`: States by run id and task id.
+    it while the DAG is paused. `running`: States by run id and task id. `gate`: More tasks that must have succeeded.
     """
     under_way = [f"{run}/{task}" for run, tasks in running.items() for task, at in tasks.items() if at in _UNDER_WAY]
     uncommitted = [
         run
         for run, tasks in running.items()
-        if tasks.get(PROCESS) == "success" and tasks.get(CHECKPOINT) not in _ENDED | _UNDER_WAY
+        if all(tasks.get(task) == "success" for task in (PROCESS, *gate))
+        and tasks.get(CHECKPOINT) not in _ENDED | _UNDER_WAY
     ]
     return StopPlan(under_way=tuple(sorted(under_way)), uncommitted=tuple(sorted(uncommitted)))
 
 
 @contextmanager
-def stopped(
-    airflow: DagControl,
-    dag_id: str,
-    *,
-    timeout_s: float,
-    wait: Callable[[float], None] = time.sleep,
-    monotonic: Callable[[], float] = time.monotonic,
-) -> Iterator[tuple[str, ...]]:
+def stopped(airflow: DagControl, dag_id: str, **how: Any) -> Iterator[tuple[str, ...]]:
     """Pause a DAG, wait until no task is active, and yield the ids of the runs that the caller must commit.
 
     After the `with` block the DAG stays paused. If the block fails, a DAG that was not paused before is unpaused. If
-    this fails too, a warning says so, and the block's error is raised.
+    this fails too, a warning says so, and the block's error is raised. `how`: Arguments of `pause_dag`.
     """
     paused_before = airflow.is_paused(dag_id)
     try:
-        yield pause_dag(
-            airflow,
-            dag_id,
-            "The DAG is still paused" if paused_before else "The DAG is unpaused again",
-            timeout_s=timeout_s,
-            wait=wait,
-            monotonic=monotonic,
-        )
+        left = "The DAG is still paused" if paused_before else "The DAG is unpaused again"
+        yield pause_dag(airflow, dag_id, left, gate=airflow.before_commit(dag_id), **how)
     except BaseException:
         if not paused_before:
             try:
@@ -109,6 +100,7 @@ def pause_dag(
     dag_id: str,
     left: str,
     *,
+    gate: Sequence[str] = (),
     timeout_s: float,
     say: Callable[[str], None] = lambda text: None,
     wait: Callable[[float], None] = time.sleep,
@@ -116,14 +108,17 @@ def pause_dag(
 ) -> tuple[str, ...]:
     """Pause a DAG, wait until no task is active, and return the ids of the runs with an uncommitted result.
 
-    `left`: Sentence of the error after `timeout_s` that says whether the DAG is paused. `say`: Prints the active tasks.
+    `left`: Sentence of the error after `timeout_s` that says whether the DAG is paused. `gate`: Tasks without whose
+    success a result is left out. `say`: Prints the active tasks.
     """
     airflow.pause(dag_id, True)
     deadline_s, quiet, said = monotonic() + timeout_s, 0, ""
     while True:
-        plan = plan_stop(airflow.running(dag_id))
+        plan = plan_stop(running := airflow.running(dag_id), gate)
         quiet = 0 if plan.under_way else quiet + 1
         if quiet == _LOOKS_IN_A_ROW:
+            for run in {*plan_stop(running).uncommitted} - {*plan.uncommitted}:
+                log.warning("run %s of DAG %s is not committed: not all of %s succeeded", run, dag_id, ", ".join(gate))
             return plan.uncommitted
         active = ", ".join(plan.under_way)
         if active and monotonic() > deadline_s:

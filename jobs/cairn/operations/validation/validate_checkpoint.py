@@ -182,7 +182,8 @@ def validate_checkpoint(spark: Spark | None, pipeline: Pipeline, record: Record,
 def validate_attempt(spark: Spark | None, pipeline: Pipeline, request: Validate) -> Validation:
     """Validate a prepared attempt before its commit. `spark`: None only for a fast validation.
 
-    After a validation with findings, `commit` raises `ValidationRefused` for this attempt.
+    After a validation with findings, `commit` raises `ValidationRefused` for this attempt. If the attempt is committed
+    already, as by somebody who did not wait for the validation, its checkpoint is quarantined.
     """
     root, attempt = request.root, str(request.attempt)
     at = locate(root, pipeline.name)
@@ -193,6 +194,8 @@ def validate_attempt(spark: Spark | None, pipeline: Pipeline, request: Validate)
     found = _validate(spark, pipeline, target, request)
     if not found.success:
         refuse(at, attempt, REASON, found.findings)
+        if (committed := read_newest(at.storage).of_attempt(attempt)) is not None:
+            quarantine_checkpoint(at, committed.id, REASON, found.findings)
     return found
 
 
