@@ -166,8 +166,10 @@ def delete_savepoint(storage: Storage, savepoint: Savepoint) -> int:
     return deleted + sum(storage.delete(handle.path) for handle in handles)
 
 
-def remove_leftovers(storage: Storage, savepoint: Savepoint | None) -> int:
+def remove_leftovers(storage: Storage, savepoint: Savepoint | None, of: str | None = None) -> int:
     """Delete files that earlier tries left in a savepoint's folder, and return how many existed.
+
+    `of`: Id of the savepoint whose files are deleted, if another savepoint may be on its way into the folder.
 
     Readers of a folder of Parquet files read every file in it, so leftovers would appear as rows. Files that are not
     named like files of a savepoint belong to the folder's owner and stay. In a pipeline's folder all files stay, since
@@ -177,4 +179,5 @@ def remove_leftovers(storage: Storage, savepoint: Savepoint | None) -> int:
     if any(path.startswith(paths.CHECKPOINTS) for path in found):
         return 0
     named = {handle.path for handle in handles_in(savepoint)}
+    found = [path for path in found if of is None or of in path.split("/")]
     return sum(storage.delete(path) for path in found if path not in named and paths.is_of_savepoint(path))

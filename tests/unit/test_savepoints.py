@@ -389,6 +389,16 @@ def test_a_fenced_claim_gives_the_savepoint_back(tmp_path: Path) -> None:
     assert check_unclaimed(source, "file:///somebody/else") is None
 
 
+def test_a_repeated_claim_keeps_the_files_of_a_savepoint_that_is_being_taken(tmp_path: Path) -> None:
+    SmallPipeline(tmp_path / "origin").take(tmp_path / "savepoint", "native")
+    source, where = LocalStorage(tmp_path / "savepoint"), (str(tmp_path / "new"), str(tmp_path / "savepoint"))
+    with mock.patch("cairn.operations.savepoints.restore_savepoint.run_on_shards", run_here):
+        assert restore_savepoint(ANY, PIPELINE, *where, claim="CLAIM").id == 1
+        newer = source.create(paths.shared("newer", 0, 0, 0, "sst"), b"")
+        assert restore_savepoint(ANY, PIPELINE, *where, claim="CLAIM").id == 1
+    assert [info.path for info in source.list("shared/")] == [newer.path]
+
+
 def test_a_savepoint_claim_is_released_only_by_its_owner() -> None:
     storage = MemoryStorage()
     claim_savepoint(storage, claim("mine", "later"))

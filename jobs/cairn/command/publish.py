@@ -83,7 +83,9 @@ def publish(
         declared = _load_declaration(code)
         if rebuild and declared.group is not None and unpublished(at):
             # The rebuild would also publish the output that waits, without the output of other members that fits it.
-            raise _refused(declared, f"{code} has output that waits for group {declared.group!r}.", root)
+            raise _refused(
+                declared, f"{code} has output that waits for group {declared.group!r}. First publish the group:", root
+            )
         if not isinstance(declared.sink, TableSink):
             raise UsageError(f"--check and --rebuild need a sink of cairn.sinks, but {code} has another sink or none")
         if check:
@@ -103,7 +105,7 @@ def publish(
     else:
         declared = _load_declaration(code)
         if declared.group is not None and not only:
-            why = f"{code} is in group {declared.group!r}. To publish an interval alone, name its start."
+            why = f"{code} is in group {declared.group!r}. To publish an interval alone, name its start. To publish what fits together:"
             raise _refused(declared, why, root)
         published = declared.call_sink(at, None, only=only or None, code=code)
     if as_json:
@@ -118,7 +120,7 @@ def publish(
 
 def _refused(declared: Declaration, why: str, root: str) -> UsageError:
     command = command_line("publish", group=declared.group, root=root)
-    return UsageError(f"{why} To publish what fits together:\n{command}")
+    return UsageError(f"{why}\n{command}")
 
 
 def _publish_group(root: str, name: str, as_json: bool) -> int:

@@ -118,7 +118,7 @@ def pause_dag(
         quiet = 0 if plan.under_way else quiet + 1
         if quiet == _LOOKS_IN_A_ROW:
             for run in {*plan_stop(running).uncommitted} - {*plan.uncommitted}:
-                log.warning("run %s of DAG %s is not committed: not all of %s succeeded", run, dag_id, ", ".join(gate))
+                log.warning("run %s of DAG %s stays uncommitted: %s did not succeed", run, dag_id, " or ".join(gate))
             return plan.uncommitted
         active = ", ".join(plan.under_way)
         if active and monotonic() > deadline_s:

@@ -141,7 +141,7 @@ def _finish_claim(source: Storage, at: Location) -> Record | None:
         if savepoint.savepoint != earlier.savepoint:
             return None  # The claimed savepoint is gone, and the folder holds a newer one.
         delete_savepoint(source, savepoint)
-    remove_leftovers(source, None)
+    remove_leftovers(source, None, earlier.savepoint)
     return _find_committed(at, earlier.attempt)
 
 

@@ -182,8 +182,8 @@ def validate_checkpoint(spark: Spark | None, pipeline: Pipeline, record: Record,
 def validate_attempt(spark: Spark | None, pipeline: Pipeline, request: Validate) -> Validation:
     """Validate a prepared attempt before its commit. `spark`: None only for a fast validation.
 
-    After a validation with findings, `commit` raises `ValidationRefused` for this attempt. If the attempt is committed
-    already, as by somebody who did not wait for the validation, its checkpoint is quarantined.
+    If the validation has findings, `commit` raises `ValidationRefused` for this attempt. If the attempt was committed
+    before, by a caller that did not wait for the validation, the validation quarantines its checkpoint.
     """
     root, attempt = request.root, str(request.attempt)
     at = locate(root, pipeline.name)
