@@ -1,7 +1,7 @@
 """Read the data interval of a run, and decide whether a task that runs only after some intervals is due.
 
-A sweep, savepoint or validation task may get a time span such as 7 days. The task is then due only after intervals that
-end a whole number of these spans after the DAG's start date.
+A sweep, savepoint or validation task may get a time span such as 7 days. The task is then due only after the intervals
+in which a whole number of these spans after the DAG's start date ends.
 """
 
 from __future__ import annotations
@@ -94,23 +94,32 @@ def _suggestion(timetable: Any) -> str:
     )
 
 
-def is_due(end: datetime, start: datetime, every: timedelta | None) -> bool:
-    """Return True if `end`, the end of an interval, is a whole number of `every` after `start`. None: always True.
+def is_due(begin: datetime, end: datetime, start: datetime, every: timedelta) -> bool:
+    """Return True if a multiple of `every` has passed since `start` at some time after `begin` and not after `end`.
 
     The time does not count from the last run. So a re-run of an old interval gets the same answer as its first run.
     """
-    if every is None:
-        return True
-    elapsed = plain(end) - plain(start)
-    return elapsed > timedelta(0) and elapsed % every == timedelta(0)
+    return (end - start) // every > max((begin - start) // every, 0)
 
 
 def is_due_in(context: Any, every: timedelta | None) -> bool:
-    """Return True if the run's data interval ends a whole number of `every` after the DAG's start date.
+    """Return True if a multiple of `every` since the DAG's start date ends in the run's data interval.
 
-    With None for `every`, the result is True, also for a run without data interval, as of `backfill_pipeline`.
+    With a cron schedule, the clocks of its zone count: seven days end at midnight in summer and in winter. With None
+    for `every`, and in a DAG without start date such as that of `backfill_pipeline`, the result is True.
     """
-    return every is None or is_due(data_interval(context)[1], context["dag"].start_date, every)
+    from cairn_operators.dag_schedule import schedule_of_dag
+    from state_backend.values.schedule import Cron, decode
+
+    dag = context["dag"]
+    if every is None or dag.start_date is None:
+        return True
+    own = schedule_of_dag(dag)
+    schedule = decode(own) if own is not None else None
+    zone = schedule.rules if isinstance(schedule, Cron) else UTC
+    instants = (*data_interval(context), dag.start_date)
+    begin, end, start = (plain(instant).astimezone(zone).replace(tzinfo=None) for instant in instants)
+    return is_due(begin, end, start, every)
 
 
 def skip_unless_due(context: Any, cadence: timedelta | None, what: str) -> None:

@@ -136,6 +136,8 @@ class RunIntervalsOperator(WaitingOperator):
         # The result keeps only the number of intervals, because a list for a long range would make a large XCom.
         result["intervals"] = len(result["intervals"])
         tell_asset(context, self.alias, self.asset, committed)
+        if request.dry_run:  # The checkpoint of a kept result: the tasks behind a dry run must not validate it.
+            result["checkpoint"] = None
         push_outputs(context, checkpoint=result["checkpoint"])
         if result["checkpoint"] is None and self.downstream_task_ids:
             context["ti"].xcom_push(key=BaseXCom.XCOM_RETURN_KEY, value=result)

@@ -176,6 +176,10 @@ class RestoreStateOperator(DriverOperator):
             raise AirflowFailException(
                 "fork_as works only with a checkpoint, and target is a savepoint; leave fork_as out"
             )
+        if self.retract_output and (savepoint or self.fork_as):
+            raise AirflowFailException(
+                "retract_output works only for a restore of the pipeline's own checkpoint; leave out retract_output"
+            )
         return "savepoint" if savepoint else "fork" if self.fork_as else "rewind"
 
     def _request(self, context: Any = None) -> Any:

@@ -121,7 +121,7 @@ class ValidateStateOperator(DriverOperator):
         head = f"validation refused {what}: {len(result['findings'])} finding(s)\n{findings}\n"
         if self.docs_page:
             head += f"Data Docs: {self.docs_page}\n"
-        if self.attempt is not None:
+        if self.attempt is not None and not result.get("quarantined"):
             return (
                 f"{head}The attempt is neither committed nor published. Remove the cause. Then clear this run's process task with "
                 "downstream."

@@ -69,6 +69,10 @@ def publish(
     )
     for interval, checkpoint_id in waiting:
         if only is not None and interval.start not in only:
+            if in_order and max(only) > interval.start:
+                raise UsageError(
+                    f"{interval} waits for the sink too, and with sink_in_order goes before later intervals: name it as well, or --skip it"
+                )
             continue
         own = after is not None and checkpoint_id == log.head_id
         try:

@@ -101,6 +101,13 @@ def _not_quarantined(at: Location, checkpoint_id: int) -> UsageError:
     )
 
 
+def check_release(at: Location, checkpoint_id: int) -> None:
+    """Raise `UsageError` if `release_checkpoint` would refuse now. It finishes a release that was interrupted."""
+    log = read_log(at.storage)
+    if not log.quarantined[checkpoint_id].releasing:
+        _check_release(at, log, checkpoint_id)
+
+
 def _check_release(at: Location, log: Log, checkpoint_id: int) -> None:
     other = computed_without(log, checkpoint_id)
     if other is not None:

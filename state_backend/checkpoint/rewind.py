@@ -33,7 +33,7 @@ from typing import Any
 from state_backend.adapters.open_storage import open_storage
 from state_backend.checkpoint.begin_attempt import Begun, begin_restore
 from state_backend.checkpoint.choose_base import Discarded, discarded_by, intervals_of, kept, lines_of, why_stale
-from state_backend.checkpoint.clean_up_dropped import clean_up
+from state_backend.checkpoint.clean_up_dropped import try_clean_up
 from state_backend.checkpoint.commit_attempt import CommitResult, commit
 from state_backend.checkpoint.find_checkpoint import id_of
 from state_backend.checkpoint.forgotten_keys import check_target, forgets_of
@@ -138,7 +138,7 @@ def restore_checkpoint(request: Restore, plan: RewindPlan) -> dict[str, Any]:
         retract_output=request.retract_output,
         **request.of_record("rewind"),
     )
-    clean_up(at.storage)
+    try_clean_up(at.storage)
     return {"checkpoint": made.id, **describe_rewind(plan)}
 
 

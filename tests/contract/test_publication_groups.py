@@ -226,6 +226,8 @@ def test_status_prints_the_command_that_publishes_a_group(tmp_path: Path, monkey
     assert said.exit_code == 0 and f"waiting for group 'board':\n  {day(1)}" in said.stdout
     printed = said.stdout.splitlines()[-1]
     assert printed == f"cairn publish --group board --root {world.root}"
+    other = cairn("cairn publish 2024-01-01T00:00Z --pipeline report --code x:sales")
+    assert other.exit_code == 2 and "is named 'sales', but 'report' is expected" in other.stderr and not world.tables
     for more in ("", " --rebuild"):
         assert printed in cairn(f"cairn publish --pipeline sales --code x:sales{more}").stderr and not world.tables
     done = cairn(printed)

@@ -21,7 +21,7 @@ from cairn_operators.airflow_versions import (
     AirflowSkipException,
     DownstreamTasksSkipped,
 )
-from cairn_operators.data_interval import is_due
+from cairn_operators.data_interval import is_due, is_due_in
 from state_backend.checkpoint import publish_output
 from state_backend.values import errors
 from state_backend.values.operation_parameters import RunRange, TakeSavepoint, Validate
@@ -280,7 +280,7 @@ def test_a_backfill_range_runs_in_one_driver_and_emits_an_event_per_checkpoint(f
 
 
 def test_a_dry_run_of_a_range_validates_nothing(fake: Callable[[str], Path]) -> None:
-    folder = fake('ok {"intervals": [], "computed": 2, "kept": 3, "checkpoint": null}')
+    folder = fake('ok {"intervals": [], "computed": 2, "kept": 3, "checkpoint": 12}')
     task = backfill_task(validate={"docs": "/docs"})
     task.only_plan = "True"
     ti = SimpleNamespace(try_number=1, xcom_push=lambda **_: None)
@@ -320,21 +320,35 @@ def test_a_gate_stands_between_process_and_checkpoint() -> None:
 
 
 @pytest.mark.parametrize(
-    ("days", "every", "due"),
+    ("begin", "end", "every", "due"),
     [
-        (1, timedelta(days=7), False),
-        (6, timedelta(days=7), False),
-        (7, timedelta(days=7), True),
-        (8, timedelta(days=7), False),
-        (14, timedelta(days=7), True),
-        (0, timedelta(days=7), False),
-        (-7, timedelta(days=7), False),
-        (0.5, timedelta(hours=6), True),
-        (1, timedelta(days=1), True),
-        (3, None, True),
+        (0, 1, timedelta(days=7), False),
+        (5, 6, timedelta(days=7), False),
+        (6, 7, timedelta(days=7), True),
+        (7, 8, timedelta(days=7), False),
+        (6.5, 7.5, timedelta(days=7), True),
+        (13, 14, timedelta(days=7), True),
+        (-1, 0, timedelta(days=7), False),
+        (-8, -7, timedelta(days=7), False),
+        (0, 0.5, timedelta(hours=6), True),
+        (0, 1, timedelta(days=1), True),
     ],
 )
-def test_a_full_checkpoint_is_due_by_the_days_since_the_start(days: float, every: timedelta | None, due: bool) -> None:
-    start = datetime(2013, 1, 1, tzinfo=UTC)
-    assert is_due(start + timedelta(days=days), start, every) is due
-    assert is_due(pendulum.instance(start + timedelta(days=days)), pendulum.instance(start), every) is due
+def test_a_task_is_due_after_the_interval_in_which_a_multiple_of_its_cadence_ends(
+    begin: float, end: float, every: timedelta, due: bool
+) -> None:
+    start = datetime(2013, 1, 1)
+    assert is_due(start + timedelta(days=begin), start + timedelta(days=end), start, every) is due
+
+
+@pytest.mark.parametrize("schedule", ["@daily", "0 6 * * *", timedelta(days=1)])
+def test_a_weekly_task_is_due_once_a_week_in_summer_and_in_winter(schedule: Any) -> None:
+    start = pendulum.datetime(2024, 1, 1, tz="Europe/Berlin")
+    dag = pipeline_dag(schedule=schedule, start_date=start)
+    day = (lambda n: start.add(days=n)) if isinstance(schedule, str) else (lambda n: start + timedelta(hours=24 * n))
+    runs = [
+        {"dag": dag, "data_interval_start": day(n).add(hours=6), "data_interval_end": day(n + 1).add(hours=6)}
+        for n in range(365)
+    ]
+    assert [n for n, run in enumerate(runs) if is_due_in(run, timedelta(days=7))] == [*range(6, 365, 7)]
+    assert all(is_due_in(run, None) for run in runs)

@@ -207,9 +207,6 @@ def test_a_quarantined_re_run_gives_way_to_what_was_before() -> None:
     assert base_id(log, day(2)) == 1
 
 
-# --- reproductions and staleness ---------------------------------------------------------------------------------------------
-
-
 def test_an_equal_result_is_a_reproduction() -> None:
     log = log_of(*DAYS_1_TO_3)
     assert reproduces(log, content(day(2), "b", 1, digest=DAYS_1_TO_3[1].content.digest)) == 2
@@ -310,9 +307,6 @@ def test_an_already_stale_checkpoint_gets_no_new_stale_mark() -> None:
 def test_a_commit_of_an_overlapping_interval_makes_checkpoints_stale() -> None:
     half = Interval(day(2).start + DAY / 2, day(3).end)
     assert stale_marks(log_of(*DAYS_1_TO_3), content(half, "b"), 4) == {2: 4, 3: 4}
-
-
-# --- found by reading the code against section 6 -----------------------------------------------------------------------------
 
 
 def test_allow_gap_passes_over_stale_checkpoints() -> None:

@@ -77,9 +77,6 @@ def test_a_savepoint_of_code_with_another_pipeline_name_is_refused(root: Path) -
     assert right.exit_code == 2 and "pipeline 'aircraft' has no usable checkpoint" in right.stderr
 
 
-# --- how it stands ------------------------------------------------------------------------------------------------------------------
-
-
 def test_a_stale_checkpoint_is_repaired_by_a_re_run_with_the_same_state(tmp_path: Path) -> None:
     pipeline = RealPipeline(tmp_path, policy=KeepLast(10))
     for n, value in ((1, 1), (2, 2), (3, 3), (1, 7)):
@@ -173,6 +170,7 @@ def test_a_checkpoint_can_be_quarantined_released_and_quarantined_again(root: Pa
         assert done.stdout.splitlines()[-1].endswith(" --to 2024-01-03T00:00:00Z --dag counting")
         shown = answer(root, "checkpoints", "7")
         assert (shown["state"], shown["reason"]) == ("quarantined", f"reason {n}")
+        assert "would release checkpoint 7" in cairn(root, "quarantine", "7", "--release", "--dry-run").stdout
         released = cairn(root, "quarantine", "7", "--release")
         said = "checkpoint 7 of [2024-01-03T00:00:00Z, 2024-01-04T00:00:00Z) is released: completed\n"
         assert (released.exit_code, released.stdout) == (0, said)
@@ -198,12 +196,10 @@ def test_a_checkpoint_that_later_ones_were_computed_without_is_not_released(root
     pipeline = RealPipeline(root)
     done = pipeline.run(4, "without 7", {"a": 1})
     assert done.record is not None and done.record.content.base_id == 3
-    with pytest.raises(UsageError, match=f"checkpoint {done.id} was computed without it"):
-        pipeline.coordinator.release(7)
+    for more in ((), ("--dry-run",)):
+        refused = cairn(root, "quarantine", "7", "--release", *more)
+        assert refused.exit_code == 2 and f"checkpoint {done.id} was computed without it" in refused.stderr
     assert 7 in pipeline.coordinator.log().quarantined
-
-
-# --- what it says -----------------------------------------------------------------------------------------------------------------
 
 
 def test_the_checkpoints_command_lists_the_state_of_every_checkpoint(root: Path) -> None:
@@ -266,9 +262,6 @@ def test_diff_counts_what_is_shared_and_which_key_groups_changed(root: Path) -> 
     assert "key groups that differ" in cairn(root, "diff", "3", "4").stdout
 
 
-# --- sweep ----------------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.long("half a second", runs_in="ci")
 def test_a_sweep_says_what_it_did_and_a_dry_run_does_nothing(root: Path) -> None:
     before = {p for p in root.rglob("*") if p.is_file()}
@@ -325,9 +318,6 @@ def test_a_duration_is_a_number_and_a_unit() -> None:
     for wrong in ("", "3", "d", "-1d", "1.5h", "3 d", "9999999d"):
         with pytest.raises(UsageError, match="duration"):
             parse_duration(wrong)
-
-
-# --- exit codes -------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -387,9 +377,6 @@ def test_help_lists_every_command() -> None:
     assert result.exit_code == 0
     rows = [line for line in result.stdout.splitlines() if line.startswith("│ ") and line[2].isalpha()]
     assert {row.split()[1] for row in rows} == {row.name.split()[0] for row in COMMANDS}
-
-
-# --- verify -------------------------------------------------------------------------------------------------------------------------
 
 
 def test_check_finds_no_fault_in_intact_checkpoints(root: Path) -> None:
@@ -457,9 +444,6 @@ def test_check_reports_damaged_output_of_a_dropped_checkpoint(root: Path, damage
     damage(root / PIPELINE / OUTPUT_OF_A_DROPPED)
     found = check_found(root, OUTPUT_OF_A_DROPPED)
     assert (len(found["findings"]), found["newest_intact"]) == (1, 7)
-
-
-# --- moving state ---------------------------------------------------------------------------------------------------------------
 
 
 def test_restore_lists_the_discarded_checkpoints_and_requires_yes(root: Path) -> None:

@@ -26,6 +26,7 @@ from typer.testing import CliRunner, Result
 
 from cairn import group_marker, output_files, upstream, upstreams
 from cairn.command.cli import app
+from cairn.operations import erase_keys
 from cairn.operations.erase_keys import forget as forget_keys
 from cairn.operations.erase_keys import newest_content
 from cairn.operations.savepoints.take_savepoint import take_savepoint
@@ -48,7 +49,7 @@ from state_backend.formats import paths
 from state_backend.formats.key_codec import KeyCodec
 from state_backend.formats.types import parse_struct
 from state_backend.ports.storage import Storage
-from state_backend.values.errors import StorageUnavailable, UsageError
+from state_backend.values.errors import CorruptFile, StorageUnavailable, UsageError
 from state_backend.values.inputs import Followed
 from state_backend.values.operation_parameters import Erase
 from state_backend.values.records import Record, RunRef, Tombstone
@@ -380,6 +381,20 @@ def test_a_quarantined_erase_must_be_repeated_before_the_next_interval(root: Pat
     assert not {SECRET, "user-1"} & users_of(root, tmp_path)
     run(PIPELINE, root, [5])
     assert newest(root).content.base_id == 7
+
+
+def test_a_damaged_quarantined_checkpoint_may_hold_any_key_and_stops_no_erase(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def damaged(ref: Any, storage: Any, was: Any = erase_keys.needed_manifest) -> Any:
+        if ref in coordinator(root).record(5).content.shards:
+            raise CorruptFile("the manifest is missing")
+        return was(ref, storage)
+
+    coordinator(root).quarantine(5, "damaged")
+    run(PIPELINE, root, [4])
+    monkeypatch.setattr(erase_keys, "needed_manifest", damaged)
+    assert forget(root, "--drop-checkpoints")["checkpoint"] == 7 and 5 not in coordinator(root).log().retained
 
 
 @pytest.mark.long("half a second", runs_in="ci")

@@ -48,9 +48,6 @@ def pairs(rows: list[dict[str, Any]]) -> list[Any]:
     return sorted(((row["order_amount"], row["payment_paid"]) for row in rows), key=repr)
 
 
-# --- IntervalJoin -----------------------------------------------------------------------------------------------------
-
-
 def test_a_pair_is_put_out_with_its_later_row() -> None:
     close = orders("inner")
     assert pairs(close.run([order(0, 1), order(0, 1), payment(50, 10), payment(30, 20, "b")]).output) == [(1, 10)] * 2
@@ -204,9 +201,6 @@ def test_a_deleted_key_has_no_version(how: str, found: list[Any]) -> None:
     as_of.run([price(1, 30, 0, True)])
     as_of.run()
     assert as_of.state("versions") == as_of.timers() == []
-
-
-# --- declarations that are refused ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -45,8 +45,6 @@ from tests.support.airflow_schedule import timetable
 from tests.support.drivers import words_of
 from tests.support.operator_calls import START, Store, context, gone, micro_batch, pids, pipeline_dag, request_in, run
 
-# --- what the driver is asked, and its answer ---------------------------------------------------------------------------
-
 
 def test_process_passes_the_run_and_returns_the_attempt(fake: Callable[[str], Path]) -> None:
     folder = fake('ok {"input_rows": 842, "attempt": "ignored"}')
@@ -304,9 +302,6 @@ def test_a_permission_that_is_not_a_clear_boolean_is_refused() -> None:
         run(micro_batch(permissions={"allow_gap": "maybe"}))
 
 
-# --- the driver never outlives the task -----------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def sigterm_as_airflow_does() -> Iterator[Callable[[Any], None]]:
     before = signal.getsignal(signal.SIGTERM)
@@ -377,9 +372,6 @@ def test_a_task_ends_with_its_driver_though_a_child_holds_the_pipe(fake: Callabl
     start_s = time.monotonic()
     assert run(micro_batch())["attempt"]
     assert time.monotonic() - start_s < 10
-
-
-# --- the wiring -----------------------------------------------------------------------------------------------------------
 
 
 def test_stateful_pipeline_wires_process_checkpoint_validate_savepoint_and_sweep() -> None:

@@ -319,9 +319,6 @@ def test_a_file_with_other_rows_than_recorded_is_refused(tmp_path: Path) -> None
         list(reader.read(partition))
 
 
-# --- files whose schema no record has: those of earlier releases --------------------------------------------------
-
-
 @pytest.mark.parametrize("late", [False, True])
 def test_a_schema_that_no_record_has_is_read_from_the_output_files(tmp_path: Path, late: bool) -> None:
     made, options = Outputs(tmp_path), {"late": str(late)}

@@ -196,9 +196,6 @@ def test_an_empty_log_and_an_empty_range_have_no_results() -> None:
     assert results_of(folder.coordinator.log(), [], BEGINNING) == {}
 
 
-# --- ranges ----------------------------------------------------------------------------------------------------------------------
-
-
 def test_a_range_with_a_gap_or_a_partial_interval_is_refused() -> None:
     assert intervals_between(START, START + 3 * DAY, DAY) == tuple(
         Interval(START + n * DAY, START + (n + 1) * DAY) for n in range(3)

@@ -382,9 +382,6 @@ def test_backfill_runs_and_other_runs_do_not_block_each_others_queued_runs(
     assert earlier_runs.is_earlier_running(context, day(3).start) is (found is not None)
 
 
-# --- where the time before went --------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("try_number", "clear_number", "expected"),
     [
@@ -402,9 +399,6 @@ def test_scheduler_time_is_reported_only_for_the_first_try_of_a_run(
     ti = SimpleNamespace(start_date=started, try_number=try_number)
     assert before_us(run_of_day, ti, started + timedelta(seconds=0.4)) == expected
     assert before_us(run_of_day, SimpleNamespace(try_number=1), started) == {}
-
-
-# --- the operator ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -541,9 +535,6 @@ def test_a_gap_is_refused_before_spark_is_started(airflow: Airflow, monkeypatch:
     assert "StateGapError" in str(caught.value)
     heal = "\ncairn heal --root memory://predecessor --pipeline counting --to 2024-01-05T00:00:00Z --dag d"
     assert str(caught.value).endswith(heal)
-
-
-# --- the trigger ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -528,9 +528,6 @@ def test_cairn_new_refuses_unsupported_options_with_advice_and_writes_no_dag(
     assert not [*(tmp_path / "dags").iterdir()]
 
 
-# --- the Makefile ------------------------------------------------------------------------------------------------------
-
-
 def test_make_help_lists_what_can_be_made() -> None:
     listed = re.findall(r"^  make (\S+)", run_printed("make help", REPOSITORY), re.MULTILINE)
     assert set(listed) == TARGETS - {"host", "java"}  # which setup makes

@@ -471,9 +471,6 @@ def test_an_overflow_names_key_and_window() -> None:
         window.run([("ann", 1, at(0), 2**63 - 1), ("ann", 2, at(0), 1)])
 
 
-# --- declarations that are refused ------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("base", "settings", "message"),
     [

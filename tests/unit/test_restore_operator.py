@@ -146,6 +146,19 @@ def test_a_rewind_that_discards_nothing_needs_no_approval(folder: Folder, driver
     assert newest(folder).content.base_id == 4
 
 
+IGNORED: Any = (
+    ("/s", {"fork_as": "b"}),
+    ("/s", {"retract_output": True}),
+    ("2", {"fork_as": "b", "retract_output": True}),
+)
+
+
+@pytest.mark.parametrize(("target", "more"), IGNORED)
+def test_retract_output_and_fork_as_are_refused_for_a_target_that_ignores_them(target: str, more: Any) -> None:
+    with pytest.raises(AirflowFailException, match=r"leave (fork_as out|out retract_output)"):
+        operator(target, **more)._kind()
+
+
 def test_retracting_output_needs_approval(folder: Folder, driver: list[Any], asked: list[Any]) -> None:
     """Also if no checkpoint is discarded, and if a person agreed to discard checkpoints before `retract_output` was set."""
     run(operator("2", ask=False), context())

@@ -67,9 +67,6 @@ def base_of(folder: Folder, n: int, **permissions: bool) -> int | None:
     return begun.base.id if begun.base else None
 
 
-# --- rewind ---------------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("suffix", ["sst", "log"])
 @pytest.mark.parametrize("inline", [True, False], ids=["inline", "manifest files"])
 def test_a_rewind_references_its_target_and_makes_the_rest_stale(inline: bool, suffix: str) -> None:

@@ -379,9 +379,6 @@ def test_a_row_of_a_wrong_length_is_refused(row):
         codec(a="long", b="long").encode(row)
 
 
-# --- strict decoding, beside tests/property/test_columns.py -----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("json", "row", "expected"), LAYOUT)
 def test_truncated_or_longer_bytes_are_refused(json, row, expected):
     coder = RowCodec("x", parse_struct(json), 3)

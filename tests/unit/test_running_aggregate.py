@@ -260,9 +260,6 @@ def test_equal_values_have_no_variance(value):
     assert row["spread"] == row["deviation"] == 0
 
 
-# --- decimals and integers --------------------------------------------------------------------------------------------
-
-
 def test_a_decimal_mean_has_four_more_digits_and_rounds_half_up():
     half = [Decimal("-0.1")] + [Decimal("0.0")] * 199_999
     found = folded(pa.array(half, pa.decimal128(5, 1)), mean=Mean("value"))["mean"]
@@ -329,9 +326,6 @@ def test_a_sum_that_overflows_is_an_error(of, most, type_text, splits):
             ProcessorError, match=f"sum of column 'value' does not fit {type_text} at key key=1; in the source, cast"
         ):
             folded(pa.array(values, of), splits=splits, total=Sum("value"))
-
-
-# --- keys and batches -------------------------------------------------------------------------------------------------
 
 
 def test_first_and_last_also_take_array_columns():

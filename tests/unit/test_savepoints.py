@@ -46,9 +46,6 @@ from tests.support.shards import KEY_SCHEMA, STATES, struct
 FORMATS: tuple[Format, ...] = ("native", "canonical")
 
 
-# --- taking and restoring --------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("parallelism", [1, 2, 5])
 def test_restored_state_is_the_state_that_was_saved(tmp_path: Path, format: Format, parallelism: int) -> None:

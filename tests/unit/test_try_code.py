@@ -142,6 +142,16 @@ def test_a_trial_of_the_same_code_gives_equal_digests_and_leaves_production_unch
 
 
 @pytest.mark.long("seconds", runs_in="ci")
+def test_a_trial_with_other_code_under_the_same_name_is_promoted_anew(root: Path) -> None:
+    for pipeline in (DOUBLED, AVERAGED):
+        try_days(pipeline, root, range(1, 4), trial="x")
+        plan = plan_promotion(SESSION, pipeline, str(root), past=True)
+        on_shards = partial(testing._on_shards, pipeline.processor)
+        assert all(o.computed for o in promote_past(SESSION, pipeline, str(root), plan, on_shards=on_shards))
+        assert compared(root).same
+
+
+@pytest.mark.long("seconds", runs_in="ci")
 def test_a_promotion_of_the_past_gives_the_trials_results_and_can_be_taken_back(root: Path, tmp_path: Path) -> None:
     """What production has committed behind the trial is run again too, or it would be stale."""
     try_days(AVERAGED, root, range(1, 4))

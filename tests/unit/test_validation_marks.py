@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from cairn.operations.validation.validate_checkpoint import carry_out_validation
+from cairn.testing import PipelineTester
 from state_backend.checkpoint.quarantine_consequences import plan_consequences
 from state_backend.checkpoint.sweep_files import sweep
 from state_backend.formats import paths, record_codec
 from state_backend.inspection.verify import verify_pipeline
 from state_backend.values.errors import CorruptRecord, Rerun, ValidationRefused
 from state_backend.values.marks import Refused, Validated
+from state_backend.values.operation_parameters import Validate
 from state_backend.values.retention import KeepLast
 from tests.support.checkpoints import PIPELINE, Folder, day
+from tests.support.counting import INPUT_SCHEMA, counting
 from tests.support.real_shards import RealPipeline
 
 _LATER_MS = 10_000_000_000_000
@@ -42,6 +49,19 @@ def test_an_attempt_that_is_committed_already_is_beyond_refusal() -> None:
     folder = Folder(days=1)
     folder.coordinator.refuse("a1", "too late", ())
     assert folder.coordinator.commit("a1").outcome == "already"
+
+
+def test_a_gate_validates_the_checkpoint_of_a_kept_result_even_if_retention_dropped_it(tmp_path: Path) -> None:
+    tester = PipelineTester(counting(retention=KeepLast(1)), input_schema=INPUT_SCHEMA, root=f"file://{tmp_path}")
+    attempts = [tester.run([("ann", "fig", n)]).record.content.attempt for n in range(4)]
+    place: Any = SimpleNamespace(load=lambda _: tester.pipeline, say=lambda _: None, connect=pytest.fail, conf={})
+    request = Validate(code="m:P", root=f"file://{tmp_path}", fast=True)
+    found = [carry_out_validation(replace(request, attempt=attempt), place) for attempt in attempts]
+    assert [(one["success"], one["checkpoint"], one["files"] > 0) for one in found[::3]] == [
+        (True, 1, False),
+        (True, 4, True),
+    ]
+    assert [*(tmp_path / "counting").glob("validated/*4-fast.json")]
 
 
 def test_a_damaged_refusal_stops_the_commit() -> None:

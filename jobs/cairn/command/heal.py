@@ -230,11 +230,11 @@ class _Healing:
     def _until_healthy(self, plan: HealPlan, health: Health) -> Generator[None, None, tuple[HealPlan, Health]]:
         """Carry out steps and plan again until none is left, or the plan gives up. Return the last (plan, health)."""
         fresh, changed_s = True, time.monotonic()
-        self.place.publish()
         while True:
             self.progress.wanted = self.progress.healed + len(plan.unfinished)
             waits = self._carry_out(plan)
             if any(isinstance(step, GiveUp) for step in plan.steps) or (not plan.steps and fresh):
+                self.place.publish()  # Not before the repair: a re-run replaces output that the sink may refuse.
                 return plan, health
             if waits:
                 yield

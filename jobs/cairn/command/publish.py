@@ -10,6 +10,7 @@ import typer
 from cairn.command.options import AnyPipeline, Json, Root, open_log
 from cairn.command.printing import print_json, print_text
 from cairn.command.terminal import load_code
+from cairn.operations.place import check_name
 from cairn.operations.publish_group import publish_group
 from cairn.pipeline import Pipeline as Declaration
 from cairn.sinks.table_sink import Publication, TableSink, owner_of, published_output
@@ -22,6 +23,7 @@ from state_backend.values.day_or_instant import parse_instant
 from state_backend.values.environment import Variable
 from state_backend.values.errors import UsageError
 from state_backend.values.intervals import Interval, format_instant
+from state_backend.values.operation_parameters import OfCode
 
 
 def publish(
@@ -80,7 +82,7 @@ def publish(
     if check or rebuild:
         if intervals or skip or (check and rebuild):
             raise UsageError("give one of --check, --rebuild, --skip and intervals")
-        declared = _load_declaration(code)
+        declared = _load_declaration(code, pipeline)
         if rebuild and declared.group is not None and unpublished(at):
             # The rebuild would also publish the output that waits, without the output of other members that fits it.
             raise _refused(
@@ -103,7 +105,7 @@ def publish(
     if skip:
         skipped = skip_publication(at, only)
     else:
-        declared = _load_declaration(code)
+        declared = _load_declaration(code, pipeline)
         if declared.group is not None and not only:
             why = f"{code} is in group {declared.group!r}. To publish an interval alone, name its start. To publish what fits together:"
             raise _refused(declared, why, root)
@@ -138,10 +140,10 @@ def _describe(outputs: Iterable[tuple[Interval, int]]) -> list[dict[str, Any]]:
     return [{"id": n, "interval": str(interval)} for interval, n in outputs]
 
 
-def _load_declaration(code: str) -> Declaration:
+def _load_declaration(code: str, pipeline: str) -> Declaration:
     if not code:
         raise UsageError("--code is missing: give module:NAME of the pipeline whose sink is called")
-    return load_code(code)
+    return check_name(load_code(code), OfCode(root="", code=code, pipeline=pipeline))
 
 
 def _current(name: str, at: Location, *, late: bool) -> list[Publication]:

@@ -22,9 +22,11 @@ from state_backend.adapters.open_storage import join_url
 from state_backend.checkpoint.location import locate
 from state_backend.checkpoint.rewind import describe_rewind, fork_state, plan_restore, restore_checkpoint
 from state_backend.checkpoint.trials import check_no_trial
+from state_backend.inspection.publication_group import group_in
 from state_backend.values.airflow_commands import command_line
 from state_backend.values.environment import Variable
 from state_backend.values.errors import UsageError
+from state_backend.values.intervals import format_instant
 from state_backend.values.operation_parameters import Fork, Restore, TakeSavepoint
 
 
@@ -116,11 +118,15 @@ def _rewind(request: Restore, dag: str | None, *, yes: bool, as_json: bool) -> i
     said = restore_checkpoint(request, plan)
     text = f"checkpoint {said['checkpoint']} is now the newest, with the state of checkpoint {plan.target.id}\n{what}"
     if plan.retracts:
-        publish = command_line("publish", root=request.root, pipeline=name, code=code_of(log))
+        group = group_in(log)
+        starts = [format_instant(interval.start) for interval in plan.retracts] if group is not None else []
         text += (
-            "\nThe next checkpoint calls the sink, which deletes the retracted rows. To call the sink now, run:\n"
-            + publish
+            "\nThe next checkpoint calls the sink, which deletes the retracted rows."
+            if group is None
+            else f"\nThe retracted rows stay in the table until group {group!r} publishes."
         )
+        publish = command_line("publish", *starts, root=request.root, pipeline=name, code=code_of(log))
+        text += f" To call the sink now, run:\n{publish}"
     return _say({**said, "command": command}, text, as_json)
 
 

@@ -19,7 +19,12 @@ from cairn.command.terminal import Terminal
 from state_backend.checkpoint.find_checkpoint import find_checkpoint
 from state_backend.checkpoint.location import locate
 from state_backend.checkpoint.log import Log, read_log
-from state_backend.checkpoint.quarantine import drop_quarantined, quarantine_checkpoint, release_checkpoint
+from state_backend.checkpoint.quarantine import (
+    check_release,
+    drop_quarantined,
+    quarantine_checkpoint,
+    release_checkpoint,
+)
 from state_backend.checkpoint.quarantine_consequences import describe_consequences, plan_consequences
 from state_backend.inspection.describe import state_of
 from state_backend.values.errors import Rerun, UsageError
@@ -84,8 +89,7 @@ def quarantine(
         drops = "would drop" if dry_run else "drops"
         lines = [f"the next commit {drops} checkpoint {record.id}, which stays quarantined"]
     elif release:
-        if not dry_run:
-            release_checkpoint(at, record.id)
+        (check_release if dry_run else release_checkpoint)(at, record.id)
         said |= {"released": not dry_run, "state": state_of(read_log(at.storage), record)}
         lines = [f"would release {what}" if dry_run else f"{what} is released: {said['state']}"]
         if not dry_run and said["state"] != "completed":

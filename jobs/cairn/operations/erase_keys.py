@@ -443,8 +443,14 @@ def find_suspected(log: Log, encoded: Collection[bytes], storage: Storage, engin
     for record in log.completed():
         keys = locate_keys([key for key in encoded if not is_free_of(log, record, key)], record.content)
         with telling_drops(storage, record.id):
-            if keys and _is_suspected(record, keys, storage, engine, known):
-                found.append(record.id)
+            try:
+                suspected = bool(keys) and _is_suspected(record, keys, storage, engine, known)
+            except CorruptFile:
+                if record.id not in log.quarantined:
+                    raise
+                suspected = True  # Damage is a reason of a quarantine. Nobody can tell whether the files hold a key.
+        if suspected:
+            found.append(record.id)
     return tuple(found)
 
 

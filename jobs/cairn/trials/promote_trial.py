@@ -7,6 +7,7 @@ production keeps its own results from that interval on.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -246,6 +247,9 @@ def promote_past(
             )
 
     intervals = [*plan.again, *plan.behind]
+    # The same promotion again keeps its results. A promotion of other results is another run.
+    results = [(str(i), one.digest, sorted(map(_file, one.outputs))) for i, one in sorted(tried.items())]
+    reviewed = hashlib.sha256(repr((trial.code_hash, results)).encode()).hexdigest()[:12]
     kept = read_log(locate(root, pipeline.name).storage)
     retention = AnyOf((pipeline.retention_of(intervals[0]), KeepLast(len(kept.retained) + len(intervals))))
     return run_intervals(
@@ -255,7 +259,7 @@ def promote_past(
         root,
         mode,
         reprocess="all",
-        run=own_run(f"promote__{trial.name}__{trial.attempt}"),
+        run=own_run(f"promote__{trial.name}__{reviewed}"),
         on_outcome=on_outcome,
         on_shards=on_shards,
         before_commit=as_tried,

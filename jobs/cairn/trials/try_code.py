@@ -13,11 +13,13 @@ no Airflow asset. It is removed after a time. If a trial stops half-way, the sam
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -297,7 +299,8 @@ def try_code(
         on_plan(plan)
     if now_ms is None:
         now_ms = storage_now_ms(open_storage(trials_url(root, pipeline.name)))
-    running = replace(plan.trial, ends_ms=_later(now_ms, keep_for))
+    # No sweep may remove the trial while it runs, however short `keep_for` is.
+    running = replace(plan.trial, ends_ms=_later(now_ms, max(keep_for, TryCode.keep_for)))
     own = root_of_trial(root, pipeline.name, running.name)
     began_s = time.monotonic()
     if plan.before is None:
@@ -310,7 +313,7 @@ def try_code(
         quiet = replace(pipeline, sink=None, retention=KeepLast(min(len(intervals) + 1, MOST_STATES)))
         outcomes = run_intervals(
             *(spark, quiet, intervals, own, mode),
-            run=own_run(f"trial__{running.code_hash[:12]}"),
+            run=own_run(f"trial__{_decided_by(pipeline, plan)}"),
             on_outcome=on_outcome,
             on_shards=on_shards,
             asked=plan.asked,
@@ -322,6 +325,16 @@ def try_code(
         raise
     running = _renew(root, running, now_ms + int((time.monotonic() - began_s) * 1000), keep_for)
     return Tried(trial=running, root=own, outcomes=outcomes, fork_s=fork_s, other_input=plan.other_input)
+
+
+def _decided_by(pipeline: Pipeline, plan: TrialPlan) -> str:
+    """Return a hash of code, settings and source positions. A repeat with the same hash keeps all results."""
+    parts: list[Any] = [plan.trial.code_hash, pipeline.hashed(), pipeline.key, pipeline.order_by]
+    if not isinstance(pipeline.source, Upstreams):  # Changes of an upstream make results stale.
+        with suppress(UsageError):
+            parts.append(code_hash(pipeline.source, ""))
+        parts += [(str(i), read.position) for i, read in sorted(plan.asked.items()) if read.position]
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:12]
 
 
 def _renew(root: str, trial: Trial, now_ms: int, keep: timedelta) -> Trial:

@@ -13,7 +13,7 @@ from cairn.shard_jobs.run_on_shards import run_on_shards
 from state_backend.adapters.open_storage import open_storage
 from state_backend.checkpoint.begin_attempt import begin_restore
 from state_backend.checkpoint.choose_base import discarded_by
-from state_backend.checkpoint.clean_up_dropped import clean_up
+from state_backend.checkpoint.clean_up_dropped import try_clean_up
 from state_backend.checkpoint.commit_attempt import commit
 from state_backend.checkpoint.location import Location, locate
 from state_backend.checkpoint.log import read_log
@@ -118,7 +118,7 @@ def restore_savepoint(
         raise
     if claim == "CLAIM":
         delete_savepoint(source, savepoint)
-    clean_up(at.storage)
+    try_clean_up(at.storage)
     record = _find_committed(at, attempt)
     log.info(
         "%s: checkpoint %d is the %s savepoint in %s: the state at the end of %s, %d entries",

@@ -31,7 +31,7 @@ from cairn.shard_jobs.run_on_shards import run_on_shards
 from cairn.shipping.ship_processor import code_hash
 from cairn.spark.first_cause import first_cause
 from state_backend.checkpoint.begin_attempt import begin_restore
-from state_backend.checkpoint.clean_up_dropped import clean_up
+from state_backend.checkpoint.clean_up_dropped import try_clean_up
 from state_backend.checkpoint.commit_attempt import commit
 from state_backend.checkpoint.find_checkpoint import record_of
 from state_backend.checkpoint.location import locate
@@ -131,7 +131,7 @@ def from_streaming_checkpoint(
         acks = run_on_shards(spark, job, lambda parts: placed(parts=parts))
     prepare(at, content, acks, h0=begun.h0)
     record = record_of(at, commit(at, attempt).id)
-    clean_up(at.storage)
+    try_clean_up(at.storage)
     log.info(
         "%s: checkpoint %d is batch %d of the streaming query in %s: the state at the end of %s, %d entries",
         *(pipeline.name, record.id, batch, path, interval, record.content.totals.entries),

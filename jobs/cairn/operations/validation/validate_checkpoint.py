@@ -44,7 +44,7 @@ from state_backend.values.frozen import frozen
 from state_backend.values.human_units import plural
 from state_backend.values.marks import CanonicalFile
 from state_backend.values.operation_parameters import Validate
-from state_backend.values.records import Content, Record, ValidationMode
+from state_backend.values.records import Content, Record, Tombstone, ValidationMode
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -111,7 +111,14 @@ def carry_out_validation(request: Validate, place: Place) -> dict[str, Any]:
     opens = partial(place.connect, pipeline, "validate", own_workers=True)
     spark = None if request.fast else SessionOnDemand(opens, place.conf)
     keys, costs = 0, None
-    if request.attempt is not None:
+    done = None if request.attempt is None else read_newest(at.storage).of_attempt(request.attempt)
+    if done is not None:  # The interval kept its result. Or somebody committed without waiting for this validation.
+        request = replace(request, attempt=None, checkpoint=str(done.id))
+    if isinstance(done, Tombstone):
+        what = f"checkpoint {done.id}, which retention has dropped"
+        mode: ValidationMode = "fast" if request.fast else "full"
+        found = Validation(what=what, checkpoint_id=done.id, mode=mode, findings=(), files=0, entries=0, states=())
+    elif request.attempt is not None:
         keys = load_prepared(at, request.attempt).content.totals.keys
         found = validate_attempt(spark, pipeline, request)
     elif request.savepoint is not None:
