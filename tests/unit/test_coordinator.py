@@ -268,6 +268,9 @@ def test_an_interval_that_the_sink_refuses_holds_up_no_other_unless_order_matter
         folder.coordinator.publish(sink, in_order=in_order)
     assert sink.has == ([1] if in_order else [1, 3, 4])
     assert (4 in error.value.ids) is in_order
+    if in_order:
+        with pytest.raises(UsageError, match="waits for the sink too"):
+            folder.coordinator.publish(sink, in_order=in_order, only=[day(4).start])
     sink.refuses = False
     folder.coordinator.publish(sink, in_order=in_order, only=[day(2).start])
     assert sink.has == ([1, 2] if in_order else [1, 3, 4, 2])

@@ -282,6 +282,12 @@ def test_a_second_heal_calls_the_sink_for_commits_of_a_killed_heal(
         assert type_heal("--to", "2024-01-02").exit_code == 0 and told == []
     for _ in range(2):
         assert type_heal("--to", "2024-01-02").exit_code == 0 and told == [day(2)]
+    folder.run(day(2), "wrong", run=run("direct__2"), code="module:NAME", digest=7)
+    folder.coordinator.quarantine(folder.coordinator.log().head_id, "the sink refuses the rows")
+    right = {"run": run("direct__3"), "code": "module:NAME"}
+    monkeypatch.setattr(heal._Here, "carry_out", lambda *_: told.append(folder.run(day(2), "right", **right).id))
+    assert type_heal("--to", "2024-01-02").exit_code == 0
+    assert told == [day(2), folder.coordinator.log().head_id, day(2)], "the sink is called after the repair"
 
 
 def test_a_restore_does_not_move_a_pipeline_to_airflow(folder: Folder) -> None:

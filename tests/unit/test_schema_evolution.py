@@ -70,9 +70,6 @@ def read(version: int, row: tuple[Any, ...], *schemas: dict[str, Any]) -> tuple[
     return found
 
 
-# --- what may change --------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("was", [*TYPES, *DECIMALS])
 def test_numbers_widen_and_nothing_else_changes_its_type(was: str) -> None:
     for now in [*TYPES, *DECIMALS]:
@@ -222,9 +219,6 @@ def test_a_changed_kind_or_user_key_type_of_a_state_is_refused(
 def test_types_that_can_not_be_stored_are_refused_for_new_states_too() -> None:
     with pytest.raises(StateSchemaError, match=r"pipeline 'p', state 's' field 'a\.element': interval .*BIGINT"):
         plan_states("p", [], [state("s", struct(field("a", array("interval day to second"))))])
-
-
-# --- plans ------------------------------------------------------------------------------------------------------------
 
 
 def test_the_same_schema_makes_no_version() -> None:

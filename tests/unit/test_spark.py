@@ -312,9 +312,6 @@ def test_a_source_that_returns_no_usable_dataframe_or_position_is_refused(return
     assert str(raised.value).startswith(f"pipeline 'counting', {day(1)}: ") and says in str(raised.value)
 
 
-# --- sessions and servers ------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("spark_says", "error", "says"),
     [
@@ -405,9 +402,6 @@ def test_logs_of_a_master_have_no_progress_bars(master: str) -> None:
     """Only a local master had its bars off: a cluster's driver wrote hundreds of them into the task's log."""
     assert master_conf(master)["spark.ui.showConsoleProgress"] == "false"
     assert ("spark.driver.host" in master_conf(master)) == (master == "local[2]")
-
-
-# --- the token of a server on this machine --------------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -239,9 +239,6 @@ def test_a_diff_of_states_with_different_key_group_counts_needs_a_canonical_save
         changes(a, a, tmp_path / "diff", states=["other"])
 
 
-# --- the command line ------------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("root")

@@ -442,9 +442,6 @@ def test_a_read_of_a_missing_file_is_an_error(tmp_path: Path) -> None:
         restore_shard(manifest.key_groups, [without], chain.chain.storage, tmp_path / "whole", EngineOptions())
 
 
-# --- which state -------------------------------------------------------------------------------------------------------------------
-
-
 def test_a_state_is_found_by_root_and_pipeline_by_path_and_as_a_savepoint(tmp_path: Path) -> None:
     pipeline = SmallPipeline(tmp_path)
     pipeline.take(tmp_path / "native", "native")
@@ -472,9 +469,6 @@ def test_a_state_is_found_by_root_and_pipeline_by_path_and_as_a_savepoint(tmp_pa
 def test_a_state_source_gives_each_shard_its_range_of_key_groups() -> None:
     source = StateSource(url="/", content=CONTENT, checkpoint_id=1)
     assert [source.key_groups(shard) for shard in range(4)] == [range_of(shard, 4, 16) for shard in range(4)]
-
-
-# --- what is not as it was written ----------------------------------------------------------------------------------------------
 
 
 def test_the_error_names_a_missing_savepoint_file(tmp_path: Path) -> None:

@@ -249,12 +249,15 @@ def test_a_trial_can_be_resumed_after_retention_dropped_its_base_checkpoint(tmp_
 
 def test_a_sweep_removes_only_expired_trials(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now_ms = time.time_ns() // 1_000_000
+    later_ms = now_ms + 2 * 3_600_000
+    swept = partial(sweep_trials, str(root), NAME)
     with monkeypatch.context() as ahead:  # the clock of a host, and no matter
         ahead.setattr(time, "time_ns", lambda: (now_ms + 30 * 86_400_000) * 1_000_000)
-        try_days(OLD, root, [4], trial="short", keep_for=timedelta(hours=1))
+        found: list[Any] = []  # by a sweep while the trial runs, after more than the hour
+        sweeps = lambda *_: found.extend(swept(now_ms=later_ms))  # noqa: E731
+        try_days(OLD, root, [4], trial="short", keep_for=timedelta(hours=1), on_outcome=sweeps)
         try_days(DOUBLED, root, [4], trial="long")
-        assert sweep_trials(str(root), NAME) == []
-    later_ms = now_ms + 2 * 3_600_000
+        assert swept() == found == []
     assert [r.name for r in sweep_trials(str(root), NAME, now_ms=later_ms, dry_run=True)] == ["short"]
     # Production's own sweep sees nothing of it.
     storage = open_storage(join_url(str(root), NAME))
