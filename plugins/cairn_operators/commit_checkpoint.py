@@ -6,7 +6,7 @@ import importlib
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from airflow.sdk import Asset, BaseOperator, XComArg
 from airflow.sdk.bases.xcom import BaseXCom
@@ -54,15 +54,15 @@ class CommitCheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airflow i
             pipeline's code, and with it PySpark.
         storage_conn_id: Connection of type `google_cloud_platform`, `aws` or `wasb` for the root. None: the host's own
             identity.
-        validated: Value of `validated` in the asset's event: True if validation precedes the commit, False if a later
-            task may still refuse the checkpoint.
+        validated: "fast" or "full" if the attempt has passed such a validation: the checkpoint then counts as
+            validated. False if a later task may still refuse the checkpoint. The asset's event has it as a boolean.
         **kwargs: More arguments of Airflow's `BaseOperator`.
 
     Raises:
         ValueError: `attempt` is a uuid, and `pipeline` or `root` is missing.
     """
 
-    template_fields: Sequence[str] = ("pipeline", "root", "attempt", "sink_of", "storage_conn_id")
+    template_fields: Sequence[str] = ("pipeline", "root", "attempt", "sink_of", "storage_conn_id", "validated")
     ui_color = "#cfe3d4"
 
     def __init__(
@@ -73,7 +73,7 @@ class CommitCheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airflow i
         root: str | None = None,
         sink_of: str | XComArg | None = None,
         storage_conn_id: str | None = None,
-        validated: bool = False,
+        validated: bool | str | XComArg = False,
         **kwargs: Any,
     ) -> None:
         if (process := task_of(attempt)) is not None:
@@ -93,7 +93,7 @@ class CommitCheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airflow i
         self.attempt = attempt
         self.sink_of = sink_of or ""
         self.storage_conn_id = storage_conn_id
-        self.validated = validated
+        self.validated: Any = validated
         # `execute` sets `_committed` and `_tables`. `get_openlineage_facets_on_complete` reads them after the task.
         self._committed: Record | None = None
         self._tables: list[tuple[Callable[[], str], bool]] = []
@@ -130,7 +130,9 @@ class CommitCheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airflow i
         from state_backend.checkpoint.commit_attempt import commit
         from state_backend.checkpoint.location import locate
         from state_backend.checkpoint.publish_output import publish
+        from state_backend.checkpoint.quarantine import mark_validated
         from state_backend.values.errors import AttemptLost, CairnError, SinkFailed
+        from state_backend.values.records import ValidationMode
 
         started_s = time.monotonic()
         phases_us: dict[str, int] = {}
@@ -146,6 +148,8 @@ class CommitCheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airflow i
             committed = commit(at, self.attempt)
             ended("commit")
             self._committed = committed.record
+            if committed.record is not None and self.validated in get_args(ValidationMode):
+                mark_validated(at, committed.id, self.validated)
             failed: SinkFailed | None = None
             try:
                 if pipeline is None:
@@ -198,7 +202,7 @@ class CommitCheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airflow i
                 **summary,
                 "rows": summary["output_rows"],
                 "bytes": summary["state_bytes"],
-                "validated": self.validated,
+                "validated": bool(self.validated),
             }
             for asset in self.outlets:
                 if isinstance(asset, Asset):

@@ -101,13 +101,14 @@ def stateful_pipeline(
             **retry_arguments(process),
         )
         commit = CommitCheckpointOperator(
-            task_id="checkpoint", attempt=batch.output["attempt"], validated=gate, **retry_arguments(checkpoint)
+            task_id="checkpoint", attempt=batch.output["attempt"], **retry_arguments(checkpoint)
         )
         if validate is not False or gate:
             target = {"attempt": batch.output["attempt"]} if gate else {"checkpoint": commit.output["checkpoint"]}
             more = retry_arguments(validate if isinstance(validate, Mapping) else None)
             validation = ValidateStateOperator(task_id="validate", pipeline=name, **target, **where, **more)
             if gate:
+                commit.validated = validation.output["mode"]
                 validation >> commit
         if savepoint is not None:
             _add_savepoint(commit, where, savepoint)

@@ -174,6 +174,7 @@ def checkpoint(
         ("commit_attempt.commit", committed),
         ("publish_output.publish", publish),
         ("clean_up_dropped.try_clean_up", lambda *_: asked.append("clean up")),
+        ("quarantine.mark_validated", lambda _, n, mode: asked.append(f"{n} passed {mode}")),
     ):
         monkeypatch.setattr(f"state_backend.checkpoint.{name}", stand_in)
     operator = CommitCheckpointOperator(task_id="checkpoint", pipeline="p", root="memory://r", attempt="a1", **more)

@@ -59,9 +59,9 @@ def refuse(error: Exception) -> Callable[[], Any]:
     return commit
 
 
-@pytest.mark.parametrize("validated", [False, True])
+@pytest.mark.parametrize("validated", [False, True, "full"])
 def test_the_checkpoint_task_commits_publishes_cleans_up_and_emits_asset_events(
-    monkeypatch: pytest.MonkeyPatch, validated: bool
+    monkeypatch: pytest.MonkeyPatch, validated: bool | str
 ) -> None:
     """The sink's table may be an asset, for DAGs that read the table."""
     table, alias = Asset("s3://warehouse/clicks"), AssetAlias("clicks")
@@ -69,9 +69,9 @@ def test_the_checkpoint_task_commits_publishes_cleans_up_and_emits_asset_events(
     assert operator.outlets == [operator.asset, table, alias]
     events = Events()
     result = run(operator, context(outlet_events=events))
-    assert asked == ["p", "commit a1", "publish None", "clean up"]
+    assert asked == ["p", "commit a1", *["7 passed full"] * (validated == "full"), "publish None", "clean up"]
     assert (result["checkpoint"], result["base"], result["input_rows"]) == (7, 6, 6) and json.dumps(result)
-    told = {**result, "rows": 7, "bytes": 2, "validated": validated}
+    told = {**result, "rows": 7, "bytes": 2, "validated": bool(validated)}
     assert [events[asset].extra for asset in operator.outlets] == [told, told, None]
 
 
@@ -316,7 +316,7 @@ def test_a_gate_stands_between_process_and_checkpoint() -> None:
     assert dag.get_task("validate").attempt == dag.get_task("checkpoint").attempt
     assert dag.get_task("validate").attempt.key == "attempt"
     assert dag.get_task("validate").fast
-    assert dag.get_task("checkpoint").validated
+    assert dag.get_task("checkpoint").validated.key == "mode"
 
 
 @pytest.mark.parametrize(
