@@ -10,7 +10,7 @@ import ast
 from state_backend.values.parse_source import parse_source
 from tests.tools.mass import FOLDERS, ROOT, mass
 
-MOST_METHODS, MOST_LINES_OF_A_MODULE, MOST_LINES_OF_TESTS = 25, 800, 82_250
+MOST_METHODS, MOST_LINES_OF_A_MODULE, MOST_LINES_OF_TESTS = 25, 800, 82_253
 
 # For each room, the most lines of its files, and the most tokens without comments and docstrings.
 BUDGETS = {
@@ -22,7 +22,7 @@ BUDGETS = {
     "jobs/cairn/driver": (737, 4_313),
     "jobs/cairn/operations": (959, 6_238),
     "jobs/cairn/operations/intervals": (4_116, 28_401),
-    "jobs/cairn/operations/savepoints": (872, 5_924),
+    "jobs/cairn/operations/savepoints": (878, 5_986),
     "jobs/cairn/operations/validation": (1_960, 14_817),
     "jobs/cairn/processors": (3_271, 27_274),
     "jobs/cairn/replay": (1_366, 9_999),

@@ -396,6 +396,23 @@ def test_a_repeated_claim_keeps_the_files_of_a_savepoint_that_is_being_taken(tmp
     assert [info.path for info in source.list("shared/")] == [newer.path]
 
 
+@pytest.mark.parametrize(("attempt", "meanwhile", "id"), [(None, False, 1), ("other", False, 2), (None, True, 3)])
+def test_a_claim_is_only_finished_if_nothing_came_after_it(
+    tmp_path: Path, attempt: str | None, meanwhile: bool, id: int
+) -> None:
+    SmallPipeline(tmp_path / "origin").take(tmp_path / "savepoint", "native")
+    root, where = tmp_path / "new" / "p", (str(tmp_path / "new"), str(tmp_path / "savepoint"))
+    module = "cairn.operations.savepoints.restore_savepoint"
+    with mock.patch(f"{module}.run_on_shards", run_here):
+        with mock.patch(f"{module}.delete_savepoint", side_effect=StopHere), pytest.raises(StopHere):
+            restore_savepoint(ANY, PIPELINE, *where, claim="CLAIM", attempt="first")
+        if meanwhile:
+            restore(root, tmp_path / "savepoint", "meanwhile")
+        record = restore_savepoint(ANY, PIPELINE, *where, claim="CLAIM", attempt=attempt)
+    assert record.id == id and findings(root, record.content, tmp_path) == []
+    assert not (tmp_path / "savepoint" / paths.SAVEPOINT_RECORD).exists()
+
+
 def test_a_savepoint_claim_is_released_only_by_its_owner() -> None:
     storage = MemoryStorage()
     claim_savepoint(storage, claim("mine", "later"))

@@ -17,6 +17,7 @@ from state_backend.checkpoint.clean_up_dropped import try_clean_up
 from state_backend.checkpoint.commit_attempt import commit
 from state_backend.checkpoint.location import Location, locate
 from state_backend.checkpoint.log import read_log
+from state_backend.checkpoint.newest_state import newest_state
 from state_backend.checkpoint.rewind import as_restored, begun_before
 from state_backend.checkpoint.savepoints import (
     check_unclaimed,
@@ -90,7 +91,7 @@ def restore_savepoint(
     """
     _check_mode(claim)
     source, at = open_storage(savepoint_path), locate(root, pipeline.name)
-    if claim == "CLAIM" and (finished := _finish_claim(source, at)) is not None:
+    if claim == "CLAIM" and (finished := _finish_claim(source, at, attempt)) is not None:
         return finished
     if attempt is not None and read_log(at.storage).of_attempt(attempt) is not None:
         return _find_committed(at, attempt)
@@ -128,18 +129,23 @@ def restore_savepoint(
     return record
 
 
-def _finish_claim(source: Storage, at: Location) -> Record | None:
+def _finish_claim(source: Storage, at: Location, attempt: str | None) -> Record | None:
     """If an earlier `restore_savepoint` with `claim="CLAIM"` stopped after its commit, delete the savepoint for it.
 
-    Return the record that the earlier call committed; None if there was no such call.
+    Return the record that the earlier call committed. Return None if there was no such call, or if this call must
+    restore the savepoint again: it has another `attempt`, or it has none and a later commit has changed the state.
     """
-    earlier = read_claim(source)
-    if earlier is None or earlier.owner != at.storage.url or read_log(at.storage).of_attempt(earlier.attempt) is None:
+    earlier, log = read_claim(source), read_log(at.storage)
+    if earlier is None or earlier.owner != at.storage.url or log.of_attempt(earlier.attempt) is None:
+        return None
+    if attempt not in (None, earlier.attempt):
         return None
     if source.stat(paths.SAVEPOINT_RECORD) is not None:
-        savepoint = read_savepoint(source)
+        savepoint, newest = read_savepoint(source), newest_state(log)
         if savepoint.savepoint != earlier.savepoint:
             return None  # The claimed savepoint is gone, and the folder holds a newer one.
+        if attempt is None and (newest is None or newest.attempt != earlier.attempt):
+            return None
         delete_savepoint(source, savepoint)
     remove_leftovers(source, None, earlier.savepoint)
     return _find_committed(at, earlier.attempt)
