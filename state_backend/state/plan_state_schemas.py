@@ -66,6 +66,7 @@ def plan_states(
         else:
             planned.append(_evolve(pipeline, _rename(before, now, renamed), now, dropped, warnings))
         _check_storable(pipeline, planned[-1])
+        _check_not_reused(pipeline, now, dropped or (), renamed)
     new = {d.name for d in declared} - {d.name for d in recorded}
     for now in (d for d in declared if d.name in new):
         _check_instead_of(pipeline, now, by_name)
@@ -163,6 +164,19 @@ def _check_storable(pipeline: str, state: StateDescriptor) -> None:
         RowCodec(state.name, parse_struct(latest.value), latest.version)
     except StateSchemaError as error:
         raise StateSchemaError(f"pipeline {pipeline!r}, {error}") from None
+
+
+def _check_not_reused(
+    pipeline: str, now: StateDescriptor, dropped: Collection[str], renamed: Mapping[str, str]
+) -> None:
+    """Raise if `now` declares a field of a dropped or renamed name: an older base has values of the old field there."""
+    wanted = {f"{now.name}.{path}" for path in field_types(parse_struct(now.versions[-1].value))}
+    moved = [name for name, new in renamed.items() if f"{name.rpartition('.')[0]}.{new}" in wanted]
+    if reused := sorted(wanted & {*dropped, *moved}):
+        raise StateSchemaError(
+            f"pipeline {pipeline!r} declares {', '.join(reused)}, but also names it in dropped or renamed: a run from an older state "
+            "would read the values of the old field\nGive a new field another name. If it is the old field, remove it there"
+        )
 
 
 def _check_instead_of(pipeline: str, declared: StateDescriptor, left: Mapping[str, StateDescriptor]) -> None:
