@@ -15,6 +15,7 @@ from state_backend.formats import changelog, paths, record_codec
 from state_backend.formats.rocksdb_manifest import SstSpan, live_ssts, mentions
 from state_backend.ports.storage import Storage
 from state_backend.shard.transfer import read_verified
+from state_backend.state.layout import key_group_bounds
 from state_backend.values.errors import CorruptFile, NotFound
 from state_backend.values.handles import Handle
 from state_backend.values.records import (
@@ -97,6 +98,16 @@ def ssts_of(manifest: ShardManifest) -> tuple[SstSpan, ...]:
     """Return the SSTs of a shard, as RocksDB's MANIFEST describes them. A shard that never had an entry has none."""
     named = ((f"{file.name} of shard {manifest.shard}", file.data) for file in _rocksdb_manifests(manifest))
     return tuple(sst for name, log in named for sst in live_ssts(log, name))
+
+
+def may_hold_group(manifest: ShardManifest, key_group: int) -> bool:
+    """Return True if the shard's files may have entries of a key group.
+
+    Either the group belongs to the shard, or its SSTs still contain the group from the time before a change of the
+    parallelism.
+    """
+    bounds = key_group_bounds(key_group, key_group)
+    return key_group in manifest.key_groups or any(sst.touches(*bounds) for sst in ssts_of(manifest))
 
 
 def mentions_key(manifest: ShardManifest, key: bytes) -> bool:

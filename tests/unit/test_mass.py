@@ -10,7 +10,7 @@ import ast
 from state_backend.values.parse_source import parse_source
 from tests.tools.mass import FOLDERS, ROOT, mass
 
-MOST_METHODS, MOST_LINES_OF_A_MODULE, MOST_LINES_OF_TESTS = 25, 800, 82_263
+MOST_METHODS, MOST_LINES_OF_A_MODULE, MOST_LINES_OF_TESTS = 25, 800, 82_266
 
 # For each room, the most lines of its files, and the most tokens without comments and docstrings.
 BUDGETS = {
@@ -20,7 +20,7 @@ BUDGETS = {
     "jobs/cairn/command": (4_764, 33_094),
     "jobs/cairn/data_sources": (569, 3_880),
     "jobs/cairn/driver": (737, 4_313),
-    "jobs/cairn/operations": (959, 6_238),
+    "jobs/cairn/operations": (949, 6_209),
     "jobs/cairn/operations/intervals": (4_116, 28_401),
     "jobs/cairn/operations/savepoints": (878, 5_986),
     "jobs/cairn/operations/validation": (1_960, 14_817),
@@ -28,7 +28,7 @@ BUDGETS = {
     "jobs/cairn/replay": (1_366, 9_999),
     "jobs/cairn/rows": (2_209, 15_685),
     "jobs/cairn/runners": (2_060, 13_250),
-    "jobs/cairn/shard_jobs": (1_323, 8_574),
+    "jobs/cairn/shard_jobs": (1_324, 8_598),
     "jobs/cairn/shipping": (1_446, 9_859),
     "jobs/cairn/sinks": (2_134, 13_581),
     "jobs/cairn/spark": (1_460, 7_558),
@@ -45,7 +45,7 @@ BUDGETS = {
     "state_backend/formats": (5_981, 39_841),
     "state_backend/inspection": (3_839, 30_986),
     "state_backend/ports": (197, 378),
-    "state_backend/shard": (1_595, 9_466),
+    "state_backend/shard": (1_606, 9_520),
     "state_backend/state": (3_120, 26_333),
     "state_backend/values": (3_796, 14_046),
 }

@@ -41,11 +41,10 @@ from state_backend.formats.spark_hash import key_group
 from state_backend.formats.types import parse_struct
 from state_backend.inspection.places_of_keys import Left, places_of
 from state_backend.ports.storage import Storage
-from state_backend.shard.manifest import mentions_key, needed_manifest, ssts_of
+from state_backend.shard.manifest import may_hold_group, mentions_key, needed_manifest
 from state_backend.shard.restore import RestoredShard, restore_shard
 from state_backend.shard.rewrite_shard import rewrite_without
 from state_backend.shard.snapshot import inline_budget_bytes, take_snapshot
-from state_backend.state import layout
 from state_backend.state.check_shard import verify_shard
 from state_backend.state.forget_keys import remove_keys
 from state_backend.values.errors import AttemptLost, CheckpointDropped, CorruptFile, NotFound, UsageError
@@ -376,20 +375,11 @@ def _shards_with(content: Content, keys: Keys, storage: Storage) -> list[ShardMa
 
 
 def _concerns(manifest: ShardManifest, keys: Keys) -> bool:
-    """Return True if the shard's files may hold one of the keys.
-
-    Either the key's group belongs to the shard, or the shard's files still contain that group from the time before a
-    change of the parallelism.
-    """
-    if any(group in manifest.key_groups for group, _ in keys):
+    """Return True if the shard's files may hold one of the keys."""
+    if any(may_hold_group(manifest, group) for group in {group for group, _ in keys}):
         return True
-    if any(key in (segment.data or b"") for segment in manifest.segments for _, key in keys):
-        return True
-    ssts = ssts_of(manifest)
-    return any(
-        mentions_key(manifest, key) or any(sst.touches(*layout.key_group_bounds(group, group)) for sst in ssts)
-        for group, key in keys
-    )
+    inline = [segment.data or b"" for segment in manifest.segments]
+    return any(mentions_key(manifest, key) or any(key in data for data in inline) for _, key in keys)
 
 
 @contextmanager

@@ -50,7 +50,7 @@ from state_backend.ports.storage import Storage
 from state_backend.shard.changelog_store import ChangelogOptions, ShardChangelog
 from state_backend.shard.consolidation import consolidate, count_bytes, most_bytes
 from state_backend.shard.file_cache import damage_of_copies, open_cache
-from state_backend.shard.manifest import needed_manifest
+from state_backend.shard.manifest import may_hold_group, needed_manifest
 from state_backend.shard.restore import RestoredShard, restore_shard
 from state_backend.shard.rewrite_shard import rewrite_without
 from state_backend.shard.snapshot import Snapshot, inline_budget_bytes, take_snapshot
@@ -158,7 +158,7 @@ class IntervalJob(JobOnContent):
         """Rewrite the shard's files without forgotten keys if the base may hold such keys; else return `restored`.
 
         To delete the keys' entries in RocksDB would not suffice: the base's files would still contain the entries, and
-        the new checkpoint would share the files.
+        the new checkpoint would share the files. After a change of the parallelism, so may the files of other shards.
         """
         states, schema = (*self.dropped, *self.content.states), parse_struct(self.content.key_schema)
         keys: set[tuple[int, bytes]] = set()
@@ -167,8 +167,9 @@ class IntervalJob(JobOnContent):
             groups = [s.key_group for s in restored.key_group_states]
             if forgotten.max_parallelism == self.max_parallelism:
                 groups = [forgotten.key_group] if forgotten.key_group in owned else []
+                concerned |= restored.opened is not None and may_hold_group(restored.opened, forgotten.key_group)
+            concerned |= bool(groups)
             for group in groups:
-                concerned = True
                 found = find_keys(restored.store, states, schema, group, partial(is_key, forgotten))
                 keys |= {(group, key) for key in found}
         if not concerned:
