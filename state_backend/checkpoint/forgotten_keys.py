@@ -156,7 +156,8 @@ def next_forgotten(before: Summary, new: Record) -> tuple[Forgotten, ...]:
         return before.forgotten
     known = {(f.key.salt, f.key.key_hash): f for f in before.forgotten}
     for key in new.content.forget.keys:
-        if new.content.kind == "forget" or (key.salt, key.key_hash) not in known:
+        old = known.get((key.salt, key.key_hash))
+        if new.content.kind == "forget" or old is None or old.key.until_ms < key.until_ms:
             known[key.salt, key.key_hash] = Forgotten(id=new.id, key=key)
     return tuple(sorted(known.values(), key=lambda f: (f.id, f.key.key_hash)))
 
@@ -168,8 +169,9 @@ def forgets_of(record: Record) -> Forget | None:
 
 
 def _missing(forgotten: Iterable[Forgotten], said: Forget | None) -> list[Forgotten]:
-    known = {key.forget for key in said.keys} if said is not None else set()
-    return [f for f in forgotten if f.key.forget not in known]
+    """Return those of `forgotten` that `said` lacks. `said` may list a later removal of the same key."""
+    until_ms = {(key.salt, key.key_hash): key.until_ms for key in (said.keys if said is not None else ())}
+    return [f for f in forgotten if until_ms.get((f.key.salt, f.key.key_hash), f.key.until_ms - 1) < f.key.until_ms]
 
 
 def _why(key: Returning, base_id: int | None) -> str:

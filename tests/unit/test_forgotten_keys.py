@@ -117,6 +117,8 @@ def prepared(n: int, base: int | None, h0: int = 4, **changes: Any) -> Prepared:
         (prepared(3, 4, kind="restore"), None),
         (prepared(3, None, kind="restore"), "the restored state may hold the key"),
         (prepared(3, None, kind="restore", forget=Forget(keys=(key(),))), None),
+        (prepared(3, None, kind="restore", forget=Forget(keys=(key("again", until=5),))), None),
+        (prepared(3, None, kind="restore", forget=Forget(keys=(key("g", until=2),))), "may hold the key"),
         (prepared(2, 2, kind="consolidate"), "may still hold the key"),
         (prepared(3, 4, kind="consolidate"), None),
         (prepared(3, 4, kind="forget", forget=Forget(keys=(key("g"),))), None),
@@ -159,6 +161,8 @@ def test_a_key_forgotten_again_replaces_its_earlier_entry() -> None:
     assert len(next_forgotten(before, other)) == 2
     restored = record(6, day(5), None, kind="restore", forget=Forget(keys=(key(),)))
     assert next_forgotten(before, restored) == before.forgotten
+    later = record(6, day(5), None, kind="restore", forget=Forget(keys=(key("g", until=5),)))
+    assert [(f.id, f.key.forget) for f in next_forgotten(before, later)] == [(6, "g")]
     assert next_forgotten(Summary(), restored)[0].id == 6
     assert next_forgotten(before, record(5, day(4), 4)) == before.forgotten
 

@@ -10,7 +10,7 @@ import ast
 from state_backend.values.parse_source import parse_source
 from tests.tools.mass import FOLDERS, ROOT, mass
 
-MOST_METHODS, MOST_LINES_OF_A_MODULE, MOST_LINES_OF_TESTS = 25, 800, 82_266
+MOST_METHODS, MOST_LINES_OF_A_MODULE, MOST_LINES_OF_TESTS = 25, 800, 82_270
 
 # For each room, the most lines of its files, and the most tokens without comments and docstrings.
 BUDGETS = {
@@ -41,7 +41,7 @@ BUDGETS = {
     "state_backend": (5, 0),
     "state_backend/adapters": (3_967, 25_943),
     "state_backend/chains": (1_004, 8_874),
-    "state_backend/checkpoint": (5_815, 37_900),
+    "state_backend/checkpoint": (5_817, 37_952),
     "state_backend/formats": (5_981, 39_841),
     "state_backend/inspection": (3_839, 30_986),
     "state_backend/ports": (197, 378),
