@@ -10,7 +10,7 @@ import ast
 from state_backend.values.parse_source import parse_source
 from tests.tools.mass import FOLDERS, ROOT, mass
 
-MOST_METHODS, MOST_LINES_OF_A_MODULE, MOST_LINES_OF_TESTS = 25, 800, 82_270
+MOST_METHODS, MOST_LINES_OF_A_MODULE, MOST_LINES_OF_TESTS = 25, 800, 82_287
 
 # For each room, the most lines of its files, and the most tokens without comments and docstrings.
 BUDGETS = {
@@ -21,7 +21,7 @@ BUDGETS = {
     "jobs/cairn/data_sources": (569, 3_880),
     "jobs/cairn/driver": (737, 4_313),
     "jobs/cairn/operations": (949, 6_209),
-    "jobs/cairn/operations/intervals": (4_116, 28_401),
+    "jobs/cairn/operations/intervals": (4_123, 28_431),
     "jobs/cairn/operations/savepoints": (878, 5_986),
     "jobs/cairn/operations/validation": (1_960, 14_817),
     "jobs/cairn/processors": (3_271, 27_274),
@@ -32,7 +32,7 @@ BUDGETS = {
     "jobs/cairn/shipping": (1_446, 9_859),
     "jobs/cairn/sinks": (2_134, 13_581),
     "jobs/cairn/spark": (1_460, 7_558),
-    "jobs/cairn/trials": (1_174, 8_375),
+    "jobs/cairn/trials": (1_180, 8_428),
     "jobs/local_stack": (1_516, 8_692),
     "jobs/pipelines": (961, 5_591),
     "plugins/cairn_operators": (5_196, 28_657),

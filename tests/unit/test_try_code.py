@@ -10,15 +10,17 @@ from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
-from cairn import testing
+from cairn import testing, upstream, upstreams
 from cairn.command.cli import app
 from cairn.pipeline import Interval
 from cairn.trials.promote_trial import plan_promotion, promote_past, restore_command
+from cairn.trials.try_code import _decided_by
 from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.checkpoint import trials
@@ -43,6 +45,7 @@ from state_backend.values.errors import (
     SourceError,
     UsageError,
 )
+from state_backend.values.inputs import TriedUpstream
 from state_backend.values.records import RunRef
 from state_backend.values.retention import KeepLast
 from tests.support.coordinator import Coordinator, coordinator_of
@@ -139,6 +142,20 @@ def test_a_trial_of_the_same_code_gives_equal_digests_and_leaves_production_unch
     assert not any(o.computed for o in again.outcomes) and again.trial.ends_ms > tried.trial.ends_ms
     remove_trial(str(root), again.trial)
     assert not (root / ".trials").exists() and bytes_of(root / NAME) == before
+
+
+def test_a_repeat_keeps_results_only_with_the_same_settings_and_source() -> None:
+    plan: Any = SimpleNamespace(trial=SimpleNamespace(code_hash="c"), asked={})
+    sources = [upstream("a"), upstream("a", back=1), *(upstreams(f, a=upstream("a")) for f in (bytes_of, compared))]
+    changes: list[Any] = [
+        *({"source": source} for source in sources),
+        *({"time_zone": "Asia/Tokyo"}, {"output_schema": "n int"}, {"initial_state": bytes_of}),
+        *({"renamed": {"total.a": "b"}}, {"dropped": ["total.a"]}, {"key": ["item"]}),
+    ]
+    found = {_decided_by(replace(OLD, **changed), plan, "UTC") for changed in (*changes, {})}
+    assert len(found) == len(changes) + 1 and _decided_by(OLD, plan, "CET") not in found
+    grown = replace(sources[0], tried={("r", "a"): TriedUpstream(root="r", span=day(1))})
+    assert _decided_by(replace(OLD, source=grown), plan, "UTC") in found
 
 
 @pytest.mark.long("seconds", runs_in="ci")

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from cairn.operations.intervals.plan_interval import check_fits, in_zone_of
 from cairn.operations.intervals.plan_range import boundaries_of, check_in_order, named_intervals
+from cairn.operations.intervals.plan_reuse import settings_of
 from cairn.operations.intervals.process_interval import OnShards
 from cairn.operations.intervals.read_source import Read, read_source
 from cairn.operations.intervals.run_intervals import OnOutcome, Outcome, run_intervals
@@ -33,7 +34,7 @@ from cairn.operations.place import Place
 from cairn.pipeline import Interval, Pipeline
 from cairn.shipping.code_version import code_version
 from cairn.shipping.ship_processor import code_hash
-from cairn.spark.session import check_running, use_this_python
+from cairn.spark.session import check_running, use_this_python, zone_of_session
 from cairn.trials.compare_trial import compare_trial, comparison_lines, match_of, outdated_lines
 from cairn.upstream_sources import Upstreams
 from state_backend.adapters.open_storage import open_storage
@@ -313,7 +314,7 @@ def try_code(
         quiet = replace(pipeline, sink=None, retention=KeepLast(min(len(intervals) + 1, MOST_STATES)))
         outcomes = run_intervals(
             *(spark, quiet, intervals, own, mode),
-            run=own_run(f"trial__{_decided_by(pipeline, plan)}"),
+            run=own_run(f"trial__{_decided_by(pipeline, plan, zone_of_session(spark))}"),
             on_outcome=on_outcome,
             on_shards=on_shards,
             asked=plan.asked,
@@ -327,13 +328,18 @@ def try_code(
     return Tried(trial=running, root=own, outcomes=outcomes, fork_s=fork_s, other_input=plan.other_input)
 
 
-def _decided_by(pipeline: Pipeline, plan: TrialPlan) -> str:
+def _decided_by(pipeline: Pipeline, plan: TrialPlan, session_zone: str) -> str:
     """Return a hash of code, settings and source positions. A repeat with the same hash keeps all results."""
-    parts: list[Any] = [plan.trial.code_hash, pipeline.hashed(), pipeline.key, pipeline.order_by]
-    if not isinstance(pipeline.source, Upstreams):  # Changes of an upstream make results stale.
-        with suppress(UsageError):
-            parts.append(code_hash(pipeline.source, ""))
+    parts: list[Any] = [plan.trial.code_hash, settings_of(pipeline, pipeline.time_zone or session_zone)]
+    parts += [pipeline.output_schema, sorted(pipeline.dropped)]
+    source: Any = pipeline.source
+    if isinstance(source, Upstreams):  # Changes of an upstream make results stale. `tried` grows with the trial.
+        source = replace(source, tried={})
+    else:
         parts += [(str(i), read.position) for i, read in sorted(plan.asked.items()) if read.position]
+    for function in (source, pipeline.initial_state):
+        with suppress(UsageError):
+            parts.append(code_hash(function, ""))
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:12]
 
 

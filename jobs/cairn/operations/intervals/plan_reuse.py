@@ -123,12 +123,19 @@ def input_hash(
         "position": position,
         "input": input_schema,
         "output": output_schema,
+        **settings_of(pipeline, zone),
+    }
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def settings_of(pipeline: Pipeline, zone: str) -> dict[str, Any]:
+    """Return the pipeline's settings that decide a result besides code, source and output schema, as JSON values."""
+    return {
         "key": [*pipeline.key],
         "order_by": [*pipeline.order_by],
         "zone": zone,
         "declared": repr((*pipeline.hashed(), sorted(pipeline.renamed.items()))),
     }
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
 
 
 def source_hash(source: Any) -> str:
