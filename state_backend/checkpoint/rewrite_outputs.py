@@ -7,37 +7,32 @@ The steps, and the files on disk after each step:
     exchange    file by file: `settled/commits/…`, then the record or tombstone of the interval, name the new files
     delete      the old files, which no record names any longer, are deleted
 
-If a process stops during a step, the next call of `exchange_outputs` continues there. A reader that read the log before
+If a process stops during a step, the next call of `exchange_outputs` continues there. At the latest, the clean-up does
+so before the forget's record becomes a tombstone. A reader that read the log before
 the exchange may find an old file deleted, as it may after a re-run. The reader must then read the log again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from contextlib import suppress
+from collections.abc import Collection
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import Any, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from state_backend.checkpoint.clean_up_dropped import delete_files
+from state_backend.checkpoint.exchange_names import exchange
 from state_backend.checkpoint.log import Log
-from state_backend.checkpoint.record_reader import Fact, read_settled
-from state_backend.formats import paths, record_codec
+from state_backend.formats import paths
 from state_backend.formats.content_digest import digest_of
 from state_backend.formats.key_columns import KeyColumns
 from state_backend.formats.types import StructType
 from state_backend.ports.storage import Storage
-from state_backend.values.errors import PreconditionFailed, StateTypeError, StorageUnavailable
+from state_backend.values.errors import StateTypeError
 from state_backend.values.frozen import frozen
-from state_backend.values.marks import Settled
-from state_backend.values.records import OutputFile, Record, RewrittenOutput, SweepRecord, Tombstone
-
-_ROUNDS = 20
+from state_backend.values.records import OutputFile, RewrittenOutput
 
 
 @frozen
@@ -119,37 +114,4 @@ def exchange_outputs(storage: Storage, log: Log) -> int:
 
     The function does so for each retained checkpoint that `cairn erase` committed. A repeated call changes nothing.
     """
-    deleted = 0
-    for record in log.completed():
-        forget = record.content.forget if record.content.kind == "forget" else None
-        for rewritten in forget.rewritten if forget is not None else ():
-            fact = Fact(rewritten.interval, rewritten.id, "interval")
-            _exchange(storage, paths.settled(*fact), rewritten, partial(read_settled, storage, fact))
-            path = paths.record(rewritten.id)
-            _exchange(storage, path, rewritten, partial(_read_entry, storage, path))
-            deleted += delete_files(storage, {*rewritten.replaces})
-    return deleted
-
-
-def _read_entry(storage: Storage, path: str) -> Record | Tombstone:
-    found: Any = record_codec.decode(storage.read(path), path, Record, SweepRecord, Tombstone)
-    return cast(Record | Tombstone, found)
-
-
-def _exchange(
-    storage: Storage, path: str, rewritten: RewrittenOutput, read: Callable[[], Record | Tombstone | Settled]
-) -> None:
-    for _ in range(_ROUNDS):
-        info = storage.stat(path)
-        entry = read()
-        holder: Any = entry.content if isinstance(entry, Record) else entry
-        if info is None or not any(output.handle.path in rewritten.replaces for output in holder.outputs):
-            return
-        now = replace(holder, outputs=rewritten.outputs)
-        data = record_codec.encode(replace(entry, content=now) if isinstance(entry, Record) else now)
-        with suppress(PreconditionFailed):  # a clean-up wrote the file meanwhile: read it again
-            storage.replace(path, data, generation=info.generation)
-            return
-    raise StorageUnavailable(
-        f"{path}: other processes rewrote the file {_ROUNDS} times meanwhile; forget the key again"
-    )
+    return sum(delete_files(storage, exchange(storage, record.content)) for record in log.completed())

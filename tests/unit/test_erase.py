@@ -37,6 +37,7 @@ from cairn.testing import PipelineTester
 from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.rocks import EngineOptions
 from state_backend.chains.judge_inputs import Chains
+from state_backend.checkpoint import exchange_names
 from state_backend.checkpoint.forgotten_keys import is_key
 from state_backend.checkpoint.location import locate
 from state_backend.checkpoint.log import read_log
@@ -540,6 +541,28 @@ def test_output_whose_record_is_a_tombstone_is_rewritten_too(tmp_path: Path) -> 
     assert cairn(root, "sweep").exit_code == 0
     assert coordinator(root).log().current_outputs() == before and settled.exists()
     assert clean(root, tmp_path)
+
+
+@pytest.mark.parametrize("exchanged", [0, 1, 2, 3], ids="{} names exchanged".format)
+def test_the_clean_up_completes_an_exchange_that_stopped_before_the_erase_is_dropped(
+    root: Path, tmp_path: Path, exchanged: int
+) -> None:
+    def stop(*of: Any) -> None:
+        if next(calls) == exchanged:
+            raise StopHere
+        exchange(*of)
+
+    calls, exchange = count(), exchange_names._exchange
+    with mock.patch.object(exchange_names, "_exchange", stop), suppress(StopHere):
+        cairn(root, "erase", KEY, "--yes", "--on-rerun", "filter", "--rewrite-output")
+    for n, keeps in ((5, lambda _, found: {*range(1, 6), found[-1].id}), (6, lambda _, found: {found[-1].id})):
+        with mock.patch.object(KeepLast, "keep", keeps):  # at first, the checkpoint of the erase is dropped alone
+            run(replace(PIPELINE, retention=KeepLast(1)), root, [n])
+        sweep(storage_of(root), NAME, now_ms=4_102_444_800_000, min_age=timedelta(hours=1))
+    assert len(coordinator(root).log().current_outputs()) == 7
+    assert cairn(root, "check").exit_code == 0
+    own = {path.split("/")[2] for path in files_with(root, NEEDLE) if path.startswith(f"{NAME}/{paths.OUTPUT}")}
+    assert own == {paths.interval_name(day(n)) for n in (5, 6)}, "only later rows have the key"
 
 
 @pytest.mark.long("half a second", runs_in="ci")
