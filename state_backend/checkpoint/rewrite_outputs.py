@@ -7,9 +7,9 @@ The steps, and the files on disk after each step:
     exchange    file by file: `settled/commits/…`, then the record or tombstone of the interval, name the new files
     delete      the old files, which no record names any longer, are deleted
 
-If a process stops during a step, the next call of `exchange_outputs` continues there. At the latest, the clean-up does
-so before the forget's record becomes a tombstone. A reader that read the log before
-the exchange may find an old file deleted, as it may after a re-run. The reader must then read the log again.
+If a process stops during a step, the next call of `exchange_outputs` continues there. At the latest, a clean-up does so
+before the forget's record becomes a tombstone. A reader that read the log before the exchange may find an old file
+deleted, as it may after a re-run. The reader must then read the log again.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ class Copying:
 
 
 def whole(checkpoint_id: int, attempt: str) -> dict[str, bytes]:
-    return {f"{HERE}/{checkpoint_id:020d}-part-00000-0.parquet": f"output of {attempt}".encode()}
+    return {f"{HERE}/{checkpoint_id:020d}-{attempt}-part-00000-0.parquet": f"output of {attempt}".encode()}
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -82,7 +82,7 @@ def test_a_copy_is_correct_on_a_disk_with_stale_listings() -> None:
     there = {path: data for path, data in this.contents().items() if not path.startswith("_")}
     assert there == whole(2, "a2")
     elsewhere.freeze("interval=")
-    this.copy.delete(f"{HERE}/{2:020d}-part-00000-0.parquet")
+    this.copy.delete(f"{HERE}/{2:020d}-a2-part-00000-0.parquet")
     this.folder.storage.delete(paths.published(day(1), 2))
     this.publish(elsewhere)
     assert {path: data for path, data in this.contents().items() if not path.startswith("_")} == there
@@ -96,6 +96,17 @@ def test_the_copy_is_no_hard_link_and_damaged_output_is_not_copied(tmp_path: Pat
     (tmp_path / "p" / output.path).write_bytes(b"Rows")
     with pytest.raises(CorruptFile, match="part-00000-0"):
         _copy(LocalStorage(tmp_path / "p"), output, LocalStorage(tmp_path / "copy"), "again")
+
+
+def test_new_results_replace_copies_with_the_same_id_and_copies_of_earlier_releases() -> None:
+    before, this = Copying(MemoryStorage()), Copying(MemoryStorage())
+    before.folder.run(day(1), "a1")
+    before.publish()
+    this.copy = before.copy
+    this.copy.create(f"{HERE}/{1:020d}-part-00000-0.parquet", b"output of a1")
+    this.folder.run(day(1), "b1")  # in a new folder of state, ids begin again
+    this.publish()
+    assert this.contents() == whole(1, "b1")
 
 
 def test_an_interval_that_puts_nothing_out_any_more_loses_its_files() -> None:

@@ -1,6 +1,6 @@
 """A sink that copies each interval's current output to plain Parquet files, for readers without Cairn.
 
-    <folder>/interval=20130101T000000000Z_20130102T000000000Z/00000000000000000042-part-00000-7.parquet
+    <folder>/interval=20130101T000000000Z_20130102T000000000Z/00000000000000000042-<attempt>-part-00000-7.parquet
 
 The copy is **not atomic**, as docs/storage.md explains ("Output for other readers").
 
@@ -31,7 +31,8 @@ from state_backend.values.records import SweepRecord
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_COPY = re.compile(r"interval=[^/]+/([0-9]{20})-part-[^/]+\.parquet")
+# Copies of earlier releases have no attempt in their names.
+_COPY = re.compile(r"interval=[^/]+/[0-9]{20}-(?:[^/]+-)?part-[^/]+\.parquet")
 
 
 def copy_output(folder: str) -> Callable[[SparkSession | None, list[str], Interval, int], None]:
@@ -69,7 +70,8 @@ def copy_output(folder: str) -> Callable[[SparkSession | None, list[str], Interv
             outputs = () if isinstance(entry, SweepRecord) else outputs_of(entry)
             for output in outputs:
                 if not output.late:
-                    name = output.handle.path.rpartition("/")[2]
+                    # Ids begin again in a new folder of state, so the attempt's uuid tells the results apart.
+                    name = "-".join(output.handle.path.split("/")[-2:])
                     wanted[f"{prefix}{checkpoint_id:020d}-{name}"] = output.handle
         there = list_fresh(destination, prefix)
         copies = [path for path in there if path not in wanted and _COPY.fullmatch(path)]
