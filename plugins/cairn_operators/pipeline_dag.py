@@ -62,8 +62,8 @@ def stateful_pipeline(
         checkpoint: More arguments of the `CommitCheckpointOperator`.
         validate: Arguments of the `ValidateStateOperator`, such as `docs`; True for its defaults, False for no
             validation. With `gate`, False means the defaults.
-        savepoint: Arguments of the `SavepointOperator`. `folder` is required: the URL of the folder for all savepoints.
-            None takes no savepoints.
+        savepoint: Arguments of the `SavepointOperator`. `folder` is required: the URL of the folder for all savepoints,
+            which get the names `<folder>/<pipeline>/<day>-<checkpoint>`. None takes no savepoints.
         sweep: Arguments of the `SweepStateOperator`, such as `cadence`. None sweeps nothing.
         spark_conn_id: Connection to Spark.
         storage_conn_id: Connection of type `google_cloud_platform`, `aws` or `wasb` for the root. None: the host's own
@@ -111,7 +111,7 @@ def stateful_pipeline(
                 commit.validated = validation.output["mode"]
                 validation >> commit
         if savepoint is not None:
-            _add_savepoint(commit, where, savepoint)
+            _add_savepoint(commit, name, where, savepoint)
         if sweep is not None:
             commit >> SweepStateOperator(
                 task_id="sweep",
@@ -124,10 +124,12 @@ def stateful_pipeline(
     return dag
 
 
-def _add_savepoint(commit: CommitCheckpointOperator, where: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
+def _add_savepoint(
+    commit: CommitCheckpointOperator, pipeline: str, where: Mapping[str, Any], arguments: Mapping[str, Any]
+) -> None:
     checkpoint = commit.output["checkpoint"]
-    # The folder's name contains the checkpoint's id, so a re-run of the interval takes its savepoint in another folder.
-    folder = f"{arguments['folder'].rstrip('/')}/{{{{ data_interval_end | ds }}}}-{checkpoint}"
+    # Several pipelines may share the folder. With the checkpoint's id, a re-run has a folder of its own.
+    folder = f"{arguments['folder'].rstrip('/')}/{pipeline}/{{{{ data_interval_end | ds }}}}-{checkpoint}"
     SavepointOperator(
         task_id="savepoint", checkpoint=checkpoint, **where, **retry_arguments({**arguments, "folder": folder})
     )

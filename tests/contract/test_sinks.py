@@ -9,7 +9,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
@@ -443,11 +443,10 @@ def test_wrong_tables_columns_and_owners_are_refused(kind: str, sink: TableSink,
     publish(sink, hour(0), 1, pa.table({"user": ["ann"], "clicks": [1]}))
     with pytest.raises(UsageError, match="Give each pipeline a table of its own"):
         sink.publish(Publication(replace(OWNER, name="others"), hour(0), 2))
-    if kind != "postgres":
-        with pytest.raises(
-            UsageError, match=r"column 'clicks' has the type int64, and a value of type string does not fit"
-        ):
-            publish(sink, hour(1), 2, pa.table({"user": ["ann"], "clicks": ["many"]}))
+    with pytest.raises(
+        UsageError, match=r"column 'clicks' has the type int64, and a value of type string does not fit"
+    ):
+        publish(sink, hour(1), 2, pa.table({"user": ["ann"], "clicks": ["many"]}))
 
 
 def test_error_names_a_column_that_the_table_can_not_hold(kind: str, sink: TableSink, tmp_path: Path) -> None:
@@ -481,6 +480,36 @@ def test_existing_postgres_table_keeps_its_columns_and_gets_wider_types(server: 
             "SELECT column_name, data_type FROM information_schema.columns WHERE table_schema = 'shop' AND table_name = 'clicks'"
         )
         assert {("user", "character varying"), ("clicks", "bigint")} <= {*found.fetchall()}
+
+
+@pytest.mark.parametrize(
+    ("of", "value", "fits"),
+    [
+        ("date", datetime(2024, 1, 1, 12), True),
+        ("date", datetime(2024, 1, 1, 12, tzinfo=UTC), False),
+        ("numeric(10,2)", 1.005, False),
+        ("numeric(10,2)", 1.5, True),
+        ("numeric(60,2)", Decimal("1.5"), True),
+        ("double precision", 2**53 + 1, False),
+        ("double precision", 2**53, True),
+        ("bigint", "007", False),
+        ("boolean", "yes", False),
+        ("numeric", 1.005, True),
+        ("character varying(9)", 7, True),
+        ("timestamp without time zone", date(2024, 1, 1), True),
+    ],
+)
+def test_postgres_refuses_a_value_that_a_column_would_change(server: str, of: str, value: Any, fits: bool) -> None:
+    sink = sinks.postgres("typed", server)
+    with psycopg.connect(server, autocommit=True) as connection:
+        connection.execute("DROP TABLE IF EXISTS typed, cairn_publications")
+        connection.execute(
+            f"CREATE TABLE typed (v {of}, interval_start timestamptz, interval_end timestamptz)".encode()
+        )
+        with nullcontext() if fits else pytest.raises(UsageError, match="does not fit"):
+            publish(sink, hour(0), 1, pa.table({"v": [value]}))
+        kept = connection.execute("SELECT v FROM typed").fetchall()
+    assert not fits or str(kept[0][0]).startswith(str(value)[:10])
 
 
 def test_time_zone_and_date_style_of_a_postgres_role_do_not_change_values(server: str) -> None:

@@ -387,7 +387,10 @@ def test_stateful_pipeline_wires_process_checkpoint_validate_savepoint_and_sweep
     assert not process.depends_on_past and process.pipeline == "aircraft"
     assert process.downstream_task_ids == {"checkpoint"}
     assert checkpoint.downstream_task_ids == {"validate", "savepoint", "sweep"}
-    assert dag.get_task("savepoint").format == "canonical"
+    savepoint = dag.get_task("savepoint")
+    assert savepoint.format == "canonical" and savepoint.folder.startswith(
+        "file:///s/aircraft/{{ data_interval_end | ds }}-"
+    )
     assert (checkpoint.pipeline, checkpoint.root) == ("aircraft", "file:///r")
     for commit in (checkpoint, *(weather.get_task(f"{name}_checkpoint") for name in ("windows", "records"))):
         assert (commit.attempt.key, commit.sink_of.key) == ("attempt", "sink")

@@ -35,6 +35,7 @@ from cairn.sinks.table_sink import (
     library,
     must_store_owner,
     nested_text,
+    with_type,
 )
 from state_backend.values.errors import UsageError
 from state_backend.values.intervals import Interval
@@ -57,6 +58,10 @@ _TYPES = {
     pa.binary(): "bytea",
     pa.large_binary(): "bytea",
     pa.date32(): "date",
+}
+_TIMES = {
+    pa.timestamp("us", "UTC"): "timestamp with time zone",
+    pa.timestamp("us"): "timestamp without time zone",
 }
 # Types to which a column can be widened: in each line, a type holds all values of the types before it.
 _WIDER = (
@@ -120,8 +125,7 @@ class PostgresSink(TableSink):
                 for interval in replaced:
                     self._delete(cursor, interval)
             for table in publication.tables():
-                self._fit(cursor, table.schema)
-                self._insert(cursor, table)
+                self._insert(cursor, self._fit(cursor, table))
             self._store(cursor, publication)
 
     @override
@@ -269,18 +273,19 @@ class PostgresSink(TableSink):
         """Return True if the table exists and has both columns of the interval."""
         return {START, END} <= self._columns(cursor).keys()
 
-    def _fit(self, cursor: Any, schema: pa.Schema) -> None:
-        """Create the table, or add columns and widen types until the table can hold rows of this schema."""
+    def _fit(self, cursor: Any, rows: pa.Table) -> pa.Table:
+        """Create the table, or add columns and widen types until it can hold the rows. Return them with its types."""
         sql = library("psycopg", "postgres").sql
         there = self._columns(cursor)
         if not there:
             columns = sql.SQL(", ").join(
-                sql.SQL("{} {}").format(sql.Identifier(field.name), sql.SQL(column_type(field))) for field in schema
+                sql.SQL("{} {}").format(sql.Identifier(field.name), sql.SQL(column_type(field)))
+                for field in rows.schema
             )
             cursor.execute(self._sql("CREATE TABLE {table} ({columns})", columns=columns))
             cursor.execute(self._sql(f"CREATE INDEX ON {{table}} ({START}, {END})"))
-            return
-        for field in schema:
+            return rows
+        for field in rows.schema:
             wanted, name = column_type(field), sql.Identifier(field.name)
             if field.name not in there:
                 cursor.execute(
@@ -290,6 +295,9 @@ class PostgresSink(TableSink):
                 cursor.execute(
                     self._sql("ALTER TABLE {table} ALTER COLUMN {name} TYPE {type}", name=name, type=sql.SQL(wider))
                 )
+            elif wanted != there[field.name] and (kind := arrow_type(there[field.name])) is not None:
+                rows = with_type(rows, field.name, kind)  # `COPY` would round, or cut off the time of a date
+        return rows
 
     def _insert(self, cursor: Any, table: pa.Table) -> None:
         sql = library("psycopg", "postgres").sql
@@ -314,6 +322,13 @@ def column_type(field: pa.Field) -> str:
     raise UsageError(
         f"the sink has no type of PostgreSQL for the column {field.name!r} of type {kind}; leave it out of output_schema"
     )
+
+
+def arrow_type(there: str) -> pa.DataType | None:
+    """Return the type of values that a column keeps as they are; None: text, or a type that the sink never makes."""
+    if found := re.fullmatch(r"numeric\((\d+),(\d+)\)", there):
+        return pa.decimal256(int(found[1]), int(found[2]))
+    return {name: kind for kind, name in (*_TYPES.items(), *_TIMES.items()) if name != "text"}.get(there)
 
 
 def wider_type(wanted: str, there: str) -> str | None:
