@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cairn import Interval
-from cairn.aggregates import Count, First, Max, RunningAggregate, Sum
+from cairn.aggregates import ApproxDistinct, Count, First, Max, RunningAggregate, Sum
 from cairn.errors import StateSchemaError, UsageError
 from cairn.processors import (
     Deduplicate,
@@ -379,3 +381,30 @@ def test_a_new_input_column_is_accepted_and_a_changed_column_type_is_refused(tmp
     ]
     with pytest.raises(UsageError, match="field 'v': recorded as bigint, declared as string"):
         outputs(tmp_path / "type", Latest, Latest, [rows], [[("a", "2")]], (short, "k string, v string"))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        (("int", 1), ("bigint", 1), None),
+        (("decimal(5,1)", Decimal(1)), ("decimal(9,1)", Decimal(1)), None),
+        (("int", 1), ("double", 1.0), "of integers, but the code has n = ApproxDistinct('v') of floats"),
+        (("decimal(5,1)", Decimal(1)), ("decimal(5,2)", Decimal(1)), "of decimals of scale 1, but the code has"),
+        (
+            ("date", date(2024, 1, 1)),
+            ("timestamp", START),
+            "of date, but the code has n = ApproxDistinct('v') of timestamp",
+        ),
+        (("timestamp", START), ("string", "x"), "of timestamp, but the code has n = ApproxDistinct('v') of bytes"),
+    ],
+)
+def test_a_column_type_whose_values_have_other_hashes_is_refused(
+    old: tuple[str, Any], new: tuple[str, Any], says: str | None, tmp_path: Path
+) -> None:
+    """A sketch would count each value again."""
+    schemas, different = (
+        (f"k string, v {old[0]}", f"k string, v {new[0]}"),
+        with_setting(RunningAggregate, n=ApproxDistinct("v")),
+    )
+    with pytest.raises(StateSchemaError, match=re.escape(says)) if says else nullcontext():
+        assert outputs(tmp_path, different, different, [[("a", old[1])]], [[("a", new[1])]], schemas) == [[("a", 1)]]

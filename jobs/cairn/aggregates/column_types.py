@@ -43,6 +43,14 @@ def sum_type(of: Any) -> DataType:
     return numeric_type(of, DoubleType() if isinstance(of, _FLOATS) else LongType())
 
 
+def hashed_as(of: DataType) -> str:
+    """Return a name that is the same for two scalar types if `hash_values` gives their equal values equal hashes."""
+    if isinstance(of, DecimalType):
+        return f"decimals of scale {of.scale}"
+    classes = {"integers": (*_INTEGERS, BooleanType), "floats": _FLOATS, "bytes": (StringType, BinaryType)}
+    return next((name for name, types in classes.items() if isinstance(of, types)), of.simpleString())
+
+
 def is_scalar(of: Any) -> bool:
     """Return True for a Spark type that can be ordered: numbers, strings, binary, booleans, dates and timestamps.
 

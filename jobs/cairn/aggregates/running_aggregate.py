@@ -66,7 +66,8 @@ class RunningAggregate(ArrowProcessor):
     def init(self, handle: Any) -> None:
         fields = plan_fields(type(self).__name__, self.declared_aggregates, handle.input_schema, handle.key_schema)
         self._parts = {name: [part for part, _ in parts] for name, parts in fields.items()}
-        handle.getValueState(STATE, StructType(state_fields(self.declared_aggregates, fields)), self.ttl_ms)
+        stored = state_fields(self.declared_aggregates, fields, handle.input_schema)
+        handle.getValueState(STATE, StructType(stored), self.ttl_ms)
 
     def deriveOutputSchema(self, handle: Any) -> StructType:
         plan_fields(type(self).__name__, self.declared_aggregates, handle.input_schema, handle.key_schema)

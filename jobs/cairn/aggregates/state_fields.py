@@ -9,8 +9,8 @@ from typing import Any
 
 from pyspark.sql.types import DataType, StructField, StructType
 
-from cairn.aggregates.column_types import UnfitError
-from cairn.aggregates.definitions import Aggregate, OfOneRow
+from cairn.aggregates.column_types import UnfitError, hashed_as
+from cairn.aggregates.definitions import Aggregate, ApproxDistinct, OfOneRow
 from state_backend.formats.recorded_settings import SETTINGS
 from state_backend.state.layout import MAX_TIME_MS
 from state_backend.state.plan_state_schemas import MADE_WITH
@@ -39,25 +39,28 @@ def aggregate_fields(aggregates: Mapping[str, Aggregate], handle: Any) -> list[S
 
 
 def state_fields(
-    aggregates: Mapping[str, Aggregate], parts: Mapping[str, Sequence[tuple[str, DataType]]]
+    aggregates: Mapping[str, Aggregate], parts: Mapping[str, Sequence[tuple[str, DataType]]], input_schema: StructType
 ) -> list[StructField]:
     """Return the fields of a state: one for each part (name, type) of each aggregate.
 
-    The field's metadata records the aggregate's input column and `ignore_nulls`. So Cairn can refuse changed code that
-    computes the same output column in another way.
+    The field's metadata records the aggregate's input column, `ignore_nulls`, and for a sketch the kind of values. So
+    Cairn can refuse changed code that computes the same output column in another way.
     """
     return [
-        StructField(f"{name}_{part}", of, metadata=_metadata(name, part, aggregates[name]))
+        StructField(f"{name}_{part}", of, metadata=_metadata(name, part, aggregates[name], input_schema))
         for name in parts
         for part, of in parts[name]
     ]
 
 
-def _metadata(name: str, part: str, aggregate: Aggregate) -> dict[str, dict[str, str]]:
+def _metadata(name: str, part: str, aggregate: Aggregate, input_schema: StructType) -> dict[str, dict[str, str]]:
     made = f"{name} = {type(aggregate).__name__}({aggregate.column!r})"
     metadata = {MADE_WITH: {f"{name}_{part}": made}}
     if isinstance(aggregate, OfOneRow):
         metadata[SETTINGS] = {f"{name}_{part}.ignore_nulls": f"{made[:-1]}, ignore_nulls={aggregate.ignore_nulls})"}
+    if isinstance(aggregate, ApproxDistinct):
+        of = hashed_as(input_schema[aggregate.column].dataType)
+        metadata[SETTINGS] = {f"{name}_{part}.hashed_as": f"{made} of {of}"}
     return metadata
 
 

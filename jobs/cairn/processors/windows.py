@@ -132,7 +132,7 @@ class Windows(ReadyMade, ABC):
         self._lateness = self.allowed_lateness // MICROSECOND
         self._numbered_before = 0
         settings = {name: f"{name} = {getattr(self, name)}" for name in Windows.settings}
-        return with_settings(settings, state_fields(self.declared_aggregates, fields))
+        return with_settings(settings, state_fields(self.declared_aggregates, fields, handle.input_schema))
 
     def _windows_of(self, batch: KeyedBatch, owners: Int64s, begins: Int64s, rows: pa.Table, at: Int64s) -> KeyedBatch:
         """Return a batch whose keys are windows (key and start). Window i has the rows `at[i]` to `at[i + 1] - 1`."""
