@@ -16,7 +16,7 @@ from cairn.data_sources.register import register_data_sources
 from cairn.operations.intervals import plan_interval
 from cairn.operations.intervals.run_interval import run_interval
 from cairn.pipeline import Interval, Pipeline
-from cairn.processors import Latest
+from cairn.processors import Latest, union_by_kind
 from cairn.rows.column_names import ColumnNames
 from state_backend.values.errors import StateSchemaError, UsageError
 
@@ -141,3 +141,9 @@ def test_output_that_differs_from_earlier_output_in_case_only_is_refused(spark: 
     other = pipeline(Plain, output_schema="k string, V int, seq int, at timestamp")
     with pytest.raises(UsageError, match="output_schema has a column 'V', but earlier output spells it 'v'"):
         run_interval(spark, other, hour(1), str(tmp_path))
+
+
+def test_a_new_name_in_a_union_may_be_the_name_of_another_column(spark: SparkSession) -> None:
+    orders = spark.createDataFrame([(1, "open", "new")], "id int, status string, order_status string")
+    (row,) = union_by_kind({"order": orders}, shared=["id"]).collect()
+    assert row.asDict() == {"id": 1, "order_status": "open", "order_order_status": "new", "kind": "order"}

@@ -293,11 +293,18 @@ def test_a_join_that_does_not_fit_the_pipeline_is_refused(
     ("schemas", "message"),
     [
         ({}, "union_by_kind: there is no input"),
-        ({"order": "amount int"}, "input 'order' lacks the shared column 'id'; its columns are amount"),
-        ({"order": "id int", "payment": "id string"}, "'id' is int in one input, but string in input 'payment'; cast"),
-        ({"order": "id int, kind string"}, "input 'order' has a column 'kind'; rename it"),
+        ({"order": "amount int"}, "input 'order' lacks the shared column 'an_id'; its columns are amount"),
         (
-            {"order_line": "id int, price int", "order": "id int, line_count int"},
+            {"order": "an_id int", "payment": "an_id string"},
+            "'an_id' is int in one input, but string in input 'payment'; cast",
+        ),
+        ({"order": "an_id int, kind string"}, "input 'order' has a column 'kind'; rename it"),
+        (
+            {"an": "an_id int, Id int"},
+            "column 'Id' of input 'an' becomes 'an_Id', which is a shared column; rename the",
+        ),
+        (
+            {"order_line": "an_id int, price int", "order": "an_id int, line_count int"},
             "column 'line_count' of input 'order' becomes 'order_line_count', which would count as a column of input 'order_line'; rename",
         ),
     ],
@@ -305,4 +312,4 @@ def test_a_join_that_does_not_fit_the_pipeline_is_refused(
 def test_inputs_that_have_no_union_are_refused(schemas: dict[str, str], message: str) -> None:
     inputs = {kind: SimpleNamespace(schema=parse_ddl_locally(schema)) for kind, schema in schemas.items()}
     with pytest.raises(UsageError, match=message):
-        union_by_kind(inputs, shared=["id"])
+        union_by_kind(inputs, shared=["an_id"])

@@ -35,8 +35,8 @@ def union_by_kind(inputs: Mapping[str, Any], *, shared: Sequence[str]) -> Any:
 
     Raises:
         UsageError: An input lacks a shared column, has it with another type, or has a column `kind`. Or two kinds
-            differ in case only. Or the new name of a column begins with another kind: `order_line_count`, from
-            `line_count` of "order", beside "order_line".
+            differ in case only. Or the new name of a column is that of a shared column, or begins with another kind:
+            `order_line_count`, from `line_count` of "order", beside "order_line".
 
     Example:
         union_by_kind({"order": orders, "payment": payments}, shared=["order_id", "at"])
@@ -47,7 +47,8 @@ def union_by_kind(inputs: Mapping[str, Any], *, shared: Sequence[str]) -> Any:
     frames = []
     for kind, frame in inputs.items():
         own = [name for name in frame.columns if name not in shared]
-        renamed = frame.select(*shared, *own).withColumnsRenamed({name: f"{kind}_{name}" for name in own})
+        # By position: renamed one after the other, `status` and `order_status` would get the same name.
+        renamed = frame.select(*shared, *own).toDF(*shared, *(f"{kind}_{name}" for name in own))
         frames.append(renamed.withColumn(KIND, F.lit(kind)))
     return reduce(lambda union, frame: union.unionByName(frame, allowMissingColumns=True), frames)
 
@@ -73,6 +74,10 @@ def _check_inputs(schemas: Mapping[str, StructType], shared: Sequence[str]) -> N
         if KIND in found:
             raise UsageError(f"union_by_kind: input {kind!r} has a column {KIND!r}; rename it")
         for name in found.keys() - set(shared):
+            if f"{kind}_{name}".lower() in map(str.lower, shared):
+                raise UsageError(
+                    f"union_by_kind: column {name!r} of input {kind!r} becomes {f'{kind}_{name}'!r}, which is a shared column; rename the column or the kind"
+                )
             if (of := _kind_of(f"{kind}_{name}", schemas)) != kind:
                 raise UsageError(
                     f"union_by_kind: column {name!r} of input {kind!r} becomes {f'{kind}_{name}'!r}, which would count as a column of input {of!r}; rename the column or a kind"
