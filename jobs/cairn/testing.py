@@ -443,6 +443,7 @@ class PipelineTester:
                 "another tester"
             )
         self.pipeline = pipeline
+        self._zone = zone_of(pipeline.time_zone or self._session_zone)
 
     # --- reading results ----------------------------------------------------------------------------------------------
 
