@@ -310,6 +310,8 @@ class LogicalTime:
         watermark_ms: The watermark that handlers of the next interval see; None outside event time.
         late_watermark_ms: Rows of the next interval up to this event time are late. None means `watermark_ms`.
         zone: The time zone in which the processor ran; None if it was not recorded.
+        event_zone: The time zone in which event times, watermarks and timers count; "UTC" if they are instants. None
+            outside event time, and if it was not recorded.
     """
 
     mode: TimeMode
@@ -317,6 +319,7 @@ class LogicalTime:
     watermark_ms: int | None
     late_watermark_ms: int | None = None
     zone: str | None = None
+    event_zone: str | None = None
 
     @property
     def late_until_ms(self) -> int | None:

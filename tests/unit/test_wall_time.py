@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise, product
+from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
 
+from cairn.testing import PipelineTester
+from state_backend.values.errors import UsageError
 from state_backend.values.intervals import to_ms
 from state_backend.values.zones import settled_wall_ms, zone_of
-from tests.support.every_processor import FORMS, HOUR, READY_MADE, made_tester, row
+from tests.support.every_processor import FORMS, HOUR, READY_MADE, SCHEMA, declared, made_tester, row
 from tests.support.tiers import long_after
 
 MONDAY = datetime(2024, 1, 15, 6, tzinfo=UTC)
@@ -118,3 +122,37 @@ def test_over_a_change_of_clocks_no_row_is_late_and_each_hour_of_the_wall_comes_
         for wall in walls:
             expected[wall.replace(minute=0)] = expected.get(wall.replace(minute=0), 0) + 1
         assert {one["window_start"]: one["rows"] for one in found} == expected and len(found) == len(expected)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "says"),
+    [
+        ("timestamp Asia/Tokyo", "timestamp America/Chicago", None),
+        ("timestamp_ntz UTC", "timestamp Asia/Tokyo", None),
+        ("timestamp_ntz UTC", "timestamp_ntz Etc/UTC", None),
+        (
+            "timestamp Asia/Tokyo",
+            "timestamp_ntz Asia/Tokyo",
+            "is timestamp_ntz, which counts in 'Asia/Tokyo', but .* in 'UTC'",
+        ),
+        (
+            "timestamp_ntz Asia/Tokyo",
+            "timestamp Asia/Tokyo",
+            "is timestamp, which counts in 'UTC', but .* in 'Asia/Tokyo'",
+        ),
+        (
+            "timestamp_ntz Asia/Tokyo",
+            "timestamp_ntz UTC",
+            "is timestamp_ntz, which counts in 'UTC', but .* in 'Asia/Tokyo'",
+        ),
+    ],
+)
+def test_the_zone_in_which_watermarks_count_can_not_change(
+    before: str, after: str, says: str | None, tmp_path: Path
+) -> None:
+    """All rows would be late, or none."""
+    for n, (of, zone) in enumerate((before.split(), after.split())):
+        pipeline = declared("row", MONDAY, time_zone=zone)
+        tester = PipelineTester(pipeline, input_schema=SCHEMA.format(of), every=HOUR, root=f"file://{tmp_path}")
+        with pytest.raises(UsageError, match=says) if n and says else nullcontext():
+            tester.run([row(MONDAY.replace(tzinfo=None), n)])

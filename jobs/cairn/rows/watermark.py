@@ -56,6 +56,11 @@ class EventTime:
     wall_zone: str | None = None
 
     @property
+    def zone(self) -> str:
+        """Return the name of the time zone in which event times and watermarks count."""
+        return self.wall_zone or "UTC"
+
+    @property
     def late_until_us(self) -> int | None:
         """Return `late_ms` in microseconds.
 
@@ -77,6 +82,7 @@ class EventTime:
             time,
             watermark_ms=self._reached_ms(interval_end_ms, newest_event_us),
             late_watermark_ms=self.base_ms if self.rule == "observed" else None,
+            event_zone=self.zone,
         )
 
     def _reached_ms(self, interval_end_ms: int, newest_event_us: int | None) -> int | None:

@@ -431,7 +431,15 @@ def _event_time(
         )
     time_ = base.time if base is not None else None
     wall_zone = zone.name if isinstance(schema[column].dataType, TimestampNTZType) else None
-    return event_time_of(column, delay // timedelta(milliseconds=1), pipeline.watermark, time_, wall_zone)
+    event_time = event_time_of(column, delay // timedelta(milliseconds=1), pipeline.watermark, time_, wall_zone)
+    # A base of an older release has no event zone. Then assume that the column had the same type.
+    recorded = time_ and (time_.event_zone or (time_.zone if wall_zone else None))
+    if recorded not in (None, event_time.zone):
+        raise UsageError(
+            f"pipeline {pipeline.name!r}: the event time {column!r} is {schema[column].dataType.simpleString()}, which counts in {event_time.zone!r}, but the watermark and the timers of its state count in {recorded!r}\n"
+            "Set time_zone, or the type of the column, back: timestamp counts in 'UTC', and timestamp_ntz in the pipeline's time_zone. Or give the pipeline another name to begin with empty state"
+        )
+    return event_time
 
 
 def _initial_state(
