@@ -127,6 +127,16 @@ class FourHoursLast(FourHours):
     keep = "last"
 
 
+class TwoHoursLast(TwoHours):
+    keep = "last"
+
+
+def test_a_shorter_horizon_emits_the_last_row_of_a_key_that_gets_another_row(tmp_path: Path) -> None:
+    before, after = [[(key, at(0), 0, 0) for key in "ab"]], [[("a", at(1, 10), 1, 0)], [], []]
+    found = outputs(tmp_path, FourHoursLast, TwoHoursLast, before, after, **TIMED)
+    assert found == [[("a", at(1, 10), 1, 0)], [], [("b", at(0), 0, 0)]]
+
+
 @pytest.mark.parametrize("clock", [{}, {"order_by": ["at"]}])
 def test_keys_remembered_for_ever_are_kept_when_a_horizon_is_added(clock: dict[str, Any], tmp_path: Path) -> None:
     """A horizon that comes later holds for new keys."""

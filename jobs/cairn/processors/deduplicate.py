@@ -134,7 +134,8 @@ class Deduplicate(ReadyMade):
             opened[new] = numbers(whole(rows[self._time]))[walk.opened_by[new]]
             of_time = batch.states[self._state]["opened_at"].type
             states["opened_at"] = pc.if_else(pa.array(seen.for_ever), None, array_of(opened, of_time))
-            self._move_timers(seen.known & new, seen.opened, new, opened)
+            # A known key's timer is too late for its row if `horizon` was longer before.
+            self._move_timers(seen.known & new, seen.opened, new | seen.known if self.keep == "last" else new, opened)
         if self.keep == "first":
             output = self._output(rows, ~walk.timed | walk.opens, walk.numbers)
         else:
@@ -175,12 +176,12 @@ class Deduplicate(ReadyMade):
             opens = opening_rows(numbers(column), timed & ~stored, owners, limits, self._horizon_us)
         return walk_of(owners, starts, stored, timed, opens, seen)
 
-    def _move_timers(self, had: Bools, old: Int64s, new: Bools, opened: Int64s) -> None:
-        """Delete the timer at the end of each old horizon, and set one at the end of each new horizon.
+    def _move_timers(self, had: Bools, old: Int64s, has: Bools, opened: Int64s) -> None:
+        """Delete the timer at the end of each old horizon, and set one at the end of each present horizon.
 
-        `had`, `new`: True for each key with an old or a new horizon. `old`, `opened`: When it began, in microseconds.
+        `had`, `has`: True for each key with such a horizon. `old`, `opened`: When it began, in microseconds.
         """
-        was, now = np.flatnonzero(had), np.flatnonzero(new)
+        was, now = np.flatnonzero(had), np.flatnonzero(has)
         self._handle.deleteTimer(was, ceil_ms(old[was] + self._horizon_us))
         self._handle.registerTimer(now, ceil_ms(opened[now] + self._horizon_us))
 

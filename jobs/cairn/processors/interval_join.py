@@ -14,7 +14,6 @@ from cairn.arrow_processor import BatchResult, KeyedBatch
 from cairn.numpy_columns import Int64s, array_of, booleans, numbers, whole
 from cairn.processors.ready_made import MICROSECOND, ReadyMade, ceil_ms, check_choice, made_with, wrong_setting
 from cairn.processors.two_inputs import (
-    NO_TIME,
     SideRows,
     check_kinds,
     earliest,
@@ -114,15 +113,9 @@ class IntervalJoin(ReadyMade):
         at_left, at_right = self._pairs(rows[0], rows[1], len(held[0].owners), len(held[1].owners))
         owners = [rows[0].owners[at_left]]
         output = [self._output(batch, owners[0], rows, (at_left, at_right))]
-        held_last, new_last = (
-            earliest(
-                batch.keys.num_rows,
-                *((part.owners, part.times + last) for part, last in zip(parts, self._lasts, strict=True)),
-            )
-            for parts in (held, [new for new, _ in sides])
-        )
-        # A key with rows in the state already has a timer for the first row to remove. A new timer must be earlier.
-        register_first(self._handle, np.where(new_last < held_last, new_last, NO_TIME))
+        # A row in the state already has a timer. But that timer is too late if `lower` or `upper` allowed more before.
+        lasts = ((part.owners, part.times + last) for part, last in zip(rows, self._lasts, strict=True))
+        register_first(self._handle, earliest(batch.keys.num_rows, *lasts))
         for side, pairs in enumerate((at_left, at_right)):
             self._store(side, held[side], sides[side][0], rows[side], pairs)
             alone = sides[side][1]
