@@ -587,9 +587,11 @@ class Cyclic(Silent):
         return BatchResult()
 
 
-def test_a_batch_is_freed_when_its_call_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("limit", ["ROUND_ROWS", "ROUND_BYTES"])
+def test_a_batch_is_freed_when_its_call_is_over(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The collector counts objects, and of a batch there are few: a hot key's were all there until the end."""
-    monkeypatch.setattr("cairn.runners.arrow_runner.ROUND_ROWS", 1)
+    monkeypatch.setattr(f"cairn.runners.arrow_runner.{limit}", 1)
+    monkeypatch.setattr(Cyclic, "alive", [])
     monkeypatch.setattr("cairn.rows.input_batches.InputBatches.__iter__", one_by_one(InputBatches.__iter__))
     output = "user string, rows long not null, first boolean"
     visiting(replace(VISITS, api="arrow", order_by=(), processor=Cyclic, output_schema=output)).run(

@@ -251,8 +251,9 @@ def test_the_best_rows_are_put_out_with_their_ranks(ties: Any, first: Any, secon
     ]
 
 
-def test_a_key_in_many_batches_is_put_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cairn.runners.arrow_runner.ROUND_ROWS", 1)
+@pytest.mark.parametrize("limit", ["ROUND_ROWS", "ROUND_BYTES"])
+def test_a_key_in_many_batches_is_put_out_once(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"cairn.runners.arrow_runner.{limit}", 1)
     best = ready(declared(TopN, n=2, order=["score"]), SCORES)
     assert seqs(best.run([("ann", seq, 9 - seq % 7) for seq in range(20)]).output, "rank") == [(6, 1), (13, 2)]
 

@@ -33,6 +33,8 @@ from state_backend.values.frozen import frozen
 # Rows in one call: enough to make the fixed cost of Arrow and NumPy calls small, and few enough to stay in the CPU's
 # caches.
 ROUND_ROWS = 65_536
+# Bytes in one call, for wide rows: a batch more is still far below 2 GiB, where Arrow's offsets in a string column end.
+ROUND_BYTES = 256 * 1024 * 1024
 
 
 @frozen
@@ -73,7 +75,7 @@ class ArrowRunner:
         self._states = self._handle.states
 
     def process(self, batches: InputBatches) -> None:
-        """Call `handleBatch` for all input rows: once for about 65,536 rows at a time.
+        """Call `handleBatch` for all input rows: once for about 65,536 rows or 256 MiB at a time.
 
         A call gets all rows of its keys. Only a processor with `splits_keys` may get the rows of one key in several
         calls.
@@ -85,10 +87,11 @@ class ArrowRunner:
     def _rounds(self, batches: InputBatches) -> Iterator[_Round]:
         batches.counts_until = self._processor._counts_until
         held: list[pa.RecordBatch] = []
-        limit = ROUND_ROWS
+        count, size, most_rows, most_bytes = 0, 0, ROUND_ROWS, ROUND_BYTES
         for batch in batches:
             held.append(batch)
-            if sum(b.num_rows for b in held) < limit:
+            count, size = count + batch.num_rows, size + batch.nbytes
+            if count < most_rows and size < most_bytes:
                 continue
             rows, encoded, starts = self._split(held)
             cut, last_key_continues = int(starts[-1]), False
@@ -105,9 +108,10 @@ class ArrowRunner:
                     starts=starts[starts < cut],
                     last_key_continues=last_key_continues,
                 )
-                held, limit = [kept], ROUND_ROWS + rows.num_rows - cut
+                held, count, size = [kept], kept.num_rows, kept.nbytes
+                most_rows, most_bytes = ROUND_ROWS + count, ROUND_BYTES + size
             else:
-                limit *= 2
+                most_rows, most_bytes = 2 * most_rows, 2 * most_bytes
         if held:
             rows, encoded, starts = self._split(held)
             yield _Round(rows=rows, encoded=encoded, starts=starts, last_key_continues=False)
