@@ -77,8 +77,8 @@ class Pipeline:
         stateful_source: "warn" logs a warning if the source compares rows, as `dropDuplicates` does. "allow" does not.
         read_ahead: True: one Spark job may compute several intervals. If the source reads what this pipeline writes,
             pass False, or it misses the newest rows. A run with False is slower.
-        time_zone: Time zone of datetimes without one. It may change between two intervals, unless event times have the
-            type TIMESTAMP_NTZ. None: the zone of the Spark session (UTC through Airflow), which must not change.
+        time_zone: Time zone of datetimes without one. It may change between two intervals, unless event times are
+            TIMESTAMP_NTZ. None: the zone of the Spark session (UTC through Airflow), which must not change.
         order_by: Columns by which Cairn sorts the rows of one key. Default: the event time.
         initial_state: Function that returns state to begin with: `(spark) -> DataFrame` with the key columns and the
             columns for `handleInitialState`, or this DataFrame grouped by the key.

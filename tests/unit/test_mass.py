@@ -15,19 +15,19 @@ MOST_METHODS, MOST_LINES_OF_A_MODULE, MOST_LINES_OF_TESTS = 25, 800, 82_287
 # For each room, the most lines of its files, and the most tokens without comments and docstrings.
 BUDGETS = {
     "dags": (142, 551),
-    "jobs/cairn": (2_609, 13_678),
-    "jobs/cairn/aggregates": (1_074, 7_225),
+    "jobs/cairn": (2_610, 13_692),
+    "jobs/cairn/aggregates": (1_086, 7_351),
     "jobs/cairn/command": (4_764, 33_094),
     "jobs/cairn/data_sources": (569, 3_880),
     "jobs/cairn/driver": (737, 4_313),
     "jobs/cairn/operations": (951, 6_216),
-    "jobs/cairn/operations/intervals": (4_123, 28_431),
+    "jobs/cairn/operations/intervals": (4_132, 28_472),
     "jobs/cairn/operations/savepoints": (878, 5_986),
     "jobs/cairn/operations/validation": (1_960, 14_817),
-    "jobs/cairn/processors": (3_271, 27_274),
+    "jobs/cairn/processors": (3_271, 27_279),
     "jobs/cairn/replay": (1_366, 9_999),
-    "jobs/cairn/rows": (2_209, 15_685),
-    "jobs/cairn/runners": (2_060, 13_250),
+    "jobs/cairn/rows": (2_215, 15_707),
+    "jobs/cairn/runners": (2_064, 13_300),
     "jobs/cairn/shard_jobs": (1_324, 8_598),
     "jobs/cairn/shipping": (1_446, 9_859),
     "jobs/cairn/sinks": (2_149, 13_734),
@@ -47,7 +47,7 @@ BUDGETS = {
     "state_backend/ports": (197, 378),
     "state_backend/shard": (1_606, 9_520),
     "state_backend/state": (3_120, 26_333),
-    "state_backend/values": (3_796, 14_046),
+    "state_backend/values": (3_799, 14_053),
 }
 
 

@@ -177,8 +177,7 @@ def test_an_input_may_have_no_column_but_the_key() -> None:
 @pytest.mark.parametrize("deployed", [False, True])
 def test_a_naive_datetime_is_wall_time_in_the_zone_of_the_session_or_the_deployed_pipeline(deployed: bool) -> None:
     tester = visiting(time_zone="UTC" if deployed else "Europe/Berlin")
-    if deployed:
-        tester.deploy(replace(VISITS, time_zone="Europe/Berlin"))
+    tester.deploy(replace(VISITS, time_zone="Europe/Berlin" if deployed else None))
     tester.run([("ann", 1, datetime(2024, 1, 1, 1, 30))])
     assert tester.timers() == [{"key_user": "ann", "expires_at": START + timedelta(minutes=90)}]
 

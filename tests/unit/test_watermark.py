@@ -9,9 +9,8 @@ from state_backend.values.records import LogicalTime
 
 
 def clock(watermark_ms: int | None, late_ms: int | None) -> LogicalTime:
-    return LogicalTime(
-        mode="event", processing_time_ms=0, watermark_ms=watermark_ms, late_watermark_ms=late_ms, event_zone="UTC"
-    )
+    times = {"watermark_ms": watermark_ms, "late_watermark_ms": late_ms}
+    return LogicalTime(mode="event", processing_time_ms=0, event_zone="UTC", **times)
 
 
 @pytest.mark.parametrize(
