@@ -18,7 +18,7 @@ from state_backend.chains.ends_of_logs import changed_only_by, has_only_grown, m
 from state_backend.chains.inputs_of import Piece, attempt_at, commits_in, is_left_out, part_of, pieces_of, unexchanged
 from state_backend.checkpoint.interval_results import last_restore, results_of, spoilt_results
 from state_backend.checkpoint.location import locate
-from state_backend.checkpoint.log import Fact, Log, attempt_of, id_of_log, last_facts, read_log, read_newest
+from state_backend.checkpoint.log import Fact, Log, attempt_of, id_of_log, last_facts, read_log, read_newest, run_of
 from state_backend.checkpoint.trials import production_root
 from state_backend.values.errors import CairnError, RetryableError
 from state_backend.values.frozen import frozen
@@ -105,6 +105,27 @@ class Node:
         results = spoilt_results(self.log, self.outputs)
         return {i: r.spoilt for i, r in results.items() if r.spoilt is not None}
 
+    @cached_property
+    def origin(self) -> Fact | None:
+        """The first commit: of the first interval, or of a restored state. None for an empty log."""
+        return min(self._facts, key=lambda fact: fact.id, default=None)
+
+    def elsewhere(self, edge: Edge, span: Interval, commits: Mapping[Interval, int]) -> Interval | None:
+        """Return the part of `span` that only another pipeline has, because this one began with its state; else None.
+
+        After an import, no pipeline has it. And if the pipeline's start lies within the interval of the state that it
+        began with, a person has declared that nobody reads earlier output.
+        """
+        at = Interval(span.end - timedelta(milliseconds=1), span.end) if edge.reads == "state" else span
+        gap, newest = next(gaps_in(at, commits), None), self.log.newest
+        if gap is None or newest is None or (first := self.origin) is None or first.kind != "restore":
+            return None
+        entry, start = self.log.entries[first.id], from_ms(newest.content.pipeline_start_ms)
+        imported = isinstance(entry, Record | Tombstone) and run_of(entry).run_id.startswith("import__")
+        if imported or first.interval.start < start or max(gap.start, start) >= min(gap.end, first.interval.end):
+            return None
+        return Interval(max(gap.start, start), min(gap.end, first.interval.end))
+
     def spoilt_among(self, commits: Mapping[Interval, int]) -> Mapping[Interval, str]:
         if not commits or self.log.newest is None:
             return {}
@@ -177,7 +198,9 @@ def find_problem(
             return span, f"no checkpoint ends at {format_instant(span.end)}"
     else:
         for gap in gaps_in(span, commits):
-            begins = min(node.outputs, default=span).start
+            begins = (
+                min(node.outputs).start if node.outputs else node.origin.interval.end if node.origin else span.start
+            )
             if gap.end > begins and not is_left_out(node.log, node.outputs, gap):
                 return gap, "the upstream has not committed it"
     current = {i: n for i, n in commits.items() if n}  # id 0: by the plan, the interval runs again before it is read

@@ -87,7 +87,8 @@ def pin(chains: Chains, reader: Reader, edge: Edge, part: Interval | None = None
     Raises:
         InputNotReady: The upstream has not committed all of it, or some of it is out of date.
         StateGapError: The upstream's retention has dropped the state.
-        UsageError: An interval of the upstream reaches beyond what the edge maps, or pipelines read each other.
+        UsageError: An interval of the upstream reaches beyond what the edge maps, pipelines read each other, or it
+            was forked after the span.
     """
     root = root_of_edge(edge.root, reader.root)
     node = chains.node(root, edge.pipeline)
@@ -104,6 +105,13 @@ def pin(chains: Chains, reader: Reader, edge: Edge, part: Interval | None = None
         raise UsageError(
             f"{reader}: interval {beyond[0]} of pipeline {edge.pipeline!r} reaches beyond {span}, which this interval reads\n"
             "Let the intervals of the pipeline that reads begin and end where those of the upstream do, or read a whole number of them"
+        )
+    if (part := node.elsewhere(edge, span, commits)) is not None:
+        raise UsageError(
+            f"{reader}: it reads {edge.pipeline} {part}, but {edge.pipeline} began later, with the state of another pipeline, and has no output of "
+            "before\n"
+            f"Read that pipeline for this interval, or run {edge.pipeline} again from its start. To read only later output, fork again with --from "
+            "and an instant within the interval of the forked checkpoint"
         )
     if (problem := find_problem(node, edge, span, commits, chains.judged(root, edge.pipeline))) is not None:
         raise _not_ready(reader, edge, root, *problem, node.log.head_id)

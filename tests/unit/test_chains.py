@@ -21,6 +21,7 @@ from cairn.command.cli import app
 from cairn.command.repair_command import ran_here
 from cairn.operations.intervals.plan_chain import plan_chain
 from cairn.operations.intervals.plan_heal import plan_heal
+from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.adapters.open_storage import open_storage
 from state_backend.chains.inputs_of import Piece, commits_in, parts_of
 from state_backend.chains.judge_inputs import Chains, followed_in, judge_part
@@ -324,6 +325,45 @@ def test_results_are_judged_by_the_upstreams_they_read_and_allowed_gaps_are_skip
     with pytest.raises(InputNotReady, match="has not committed it"):
         pin(chains, replace(reader, interval=day(4)), begins.edges["down"][0])
     assert pin(chains, replace(reader, interval=day(2)), Edge(pipeline="up"))[1] == ()
+
+
+@pytest.mark.parametrize("ran", [True, False], ids=["day 4 ran", "no day ran"])
+@pytest.mark.parametrize(
+    ("edge", "days", "fork", "reads"),
+    [
+        (Edge(pipeline="up"), (1, 3), "fork", None),
+        (Edge(pipeline="up"), (2, 4), "fork", None),
+        (Edge(pipeline="up", mapping="all"), (4, 4), "fork", None),
+        (Edge(pipeline="up", reads="state"), (2, 2), "fork", None),
+        (Edge(pipeline="up", back=1), (4, 4), "fork", None),
+        (Edge(pipeline="up", back=1), (4, 4), "fork --from", []),
+        (Edge(pipeline="up", reads="state"), (2, 3), "fork", [1]),
+        (Edge(pipeline="up"), (4, 4), "fork", [2]),
+        (Edge(pipeline="up", mapping="all"), (4, 4), "fork --from", [2]),
+        (Edge(pipeline="up", mapping="all"), (4, 4), "import__", [2]),
+    ],
+)
+def test_output_before_a_fork_is_an_error_unless_its_start_excludes_it(
+    edge: Edge, days: tuple[int, int], fork: str, reads: list[int] | None, ran: bool
+) -> None:
+    """`up` began with the state of `was` at the end of day 3. With `--from`, its start lies within day 3."""
+    world = World({"was": (), "up": (), "down": ()})
+    for n in (1, 2, 3):
+        world.run("was", n)
+    up = world.folders["up"] = Folder(MemoryStorage("memory://up"))
+    how = {"pipeline_start_ms": day(3).start_ms + 1 if fork == "fork --from" else day(1).start_ms}
+    up.coordinator.fork(world.folders["was"].storage, 3, run=own_run(fork), attempt="fork", **how)
+    if ran:
+        up.run(day(4), "u4", base_id=1, h0=1, **how)
+    reader = Reader(root=ROOT, pipeline="down", interval=Interval(day(days[0]).start, day(days[1]).end), schedule=None)
+    if reads is None:
+        with pytest.raises(UsageError, match="but up began later, with the state of another"):
+            pin(world.chains(), reader, edge)
+    elif reads == [2] and not ran:
+        with pytest.raises(InputNotReady, match="has not committed it"):
+            pin(world.chains(), reader, edge)
+    else:
+        assert [*pin(world.chains(), reader, edge)[1]] == reads
 
 
 def test_a_pipeline_that_reads_its_own_previous_interval_can_start_and_is_judged_stale() -> None:
