@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
@@ -58,7 +57,7 @@ class RunIntervalsOperator(WaitingOperator):
             `replace_overlapping`: replace output of intervals that overlap these intervals and have other boundaries.
         dry_run: Log what would be computed; compute nothing.
         mode: Form of the checkpoints: incremental, full or changelog.
-        wait_timeout: Longest wait for other pipelines that this one reads.
+        wait_timeout: Longest wait of an interval for other pipelines that this one reads.
         **kwargs: More arguments of `DriverOperator` and Airflow's `BaseOperator`.
 
     Raises:
@@ -110,7 +109,7 @@ class RunIntervalsOperator(WaitingOperator):
 
     def execute(self, context: Any) -> dict[str, Any]:
         """Process the range in a driver, and add an event to the asset for each commit."""
-        return self.go_on(context, time.time_ns() // 1_000_000)
+        return self.go_on(context, 0)
 
     def go_on(self, context: Any, since_ms: int) -> dict[str, Any]:
         """Process the range, or defer until another pipeline commits. A later call continues after the last commit."""
@@ -132,7 +131,7 @@ class RunIntervalsOperator(WaitingOperator):
         except InputMissing as missing:
             if request.dry_run:
                 raise AirflowFailException(str(missing)) from missing
-            self.wait_for_input(context, missing, since_ms)
+            self.wait_for_input(context, missing, self.wait_since_ms(missing, since_ms))
         # The result keeps only the number of intervals, because a list for a long range would make a large XCom.
         result["intervals"] = len(result["intervals"])
         tell_asset(context, self.alias, self.asset, committed)

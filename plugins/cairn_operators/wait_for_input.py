@@ -21,6 +21,15 @@ class WaitingOperator(DriverOperator):
     """A task with a driver that waits, without a worker slot, for other pipelines whose output the driver reads."""
 
     wait_timeout: timedelta
+    waited_for: str | None = None  # The input that the task waited for before, as JSON; None if it has not waited.
+
+    def wait_since_ms(self, missing: InputMissing, since_ms: int) -> int:
+        """Return `since_ms` if the same interval has waited before. Else return now: the task has computed since."""
+        from state_backend.chains.pin_inputs import Awaited
+        from state_backend.values.operation_parameters import from_json
+
+        before, now = (one and from_json(Awaited, one).reader for one in (self.waited_for, missing.awaited))
+        return since_ms if before == now else time.time_ns() // 1_000_000
 
     def wait_for_input(self, context: Any, missing: InputMissing, since_ms: int) -> NoReturn:
         """Defer the task until the input that `missing` names is ready. Fail the task if `wait_timeout` is over.
@@ -77,6 +86,7 @@ class WaitingOperator(DriverOperator):
                 self.wait_for_input(
                     context, InputMissing(f"InputNotReady: {problem}", to_json(problem.awaited)), since_ms
                 )
+        self.waited_for = awaited
         return self.go_on(context, since_ms)
 
     def go_on(self, context: Any, since_ms: int) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -55,6 +56,7 @@ class World(Airflow):
     def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Folder, result: Path) -> None:
         super().__init__(monkeypatch, folder)
         self.runs, self.drivers, self.now_s, self.folder = [], 0, time.time(), folder
+        self.reader, self.computes_s = READER, 0
         clock = SimpleNamespace(time=lambda: self.now_s, time_ns=lambda: int(self.now_s * 1e9))
         monkeypatch.setattr(wait_for_input, "time", clock)
         monkeypatch.setattr(upstream_trigger, "_FIRST_LOOK_S", 0.01)
@@ -64,9 +66,10 @@ class World(Airflow):
 
         def run_driver(task: Any, *_: Any, **__: Any) -> dict[str, Any]:
             self.drivers += 1
+            self.now_s += self.computes_s
             try:
-                check_earlier(Chains(), READER, read_log(folder.storage))
-                pin(Chains(), READER, EDGE)
+                check_earlier(Chains(), self.reader, read_log(folder.storage))
+                pin(Chains(), self.reader, EDGE)
             except (InputNotReady, StaleStateError) as error:
                 result.write_text(json.dumps({"error": _describe_error(error)}))
                 _read_result(result, 1, task)
@@ -178,7 +181,7 @@ def test_an_interval_behind_a_corrected_input_waits_for_heal(world: World, capsy
 
 def test_a_range_waits_too_and_a_dry_run_is_refused(world: World) -> None:
     def begin(**more: Any) -> Any:
-        more |= {"first": "2024-01-03", "last": "2024-01-03"}
+        more |= {"first": "2024-01-03", "last": "2024-01-04", "wait_timeout": timedelta(hours=1)}
         world.operator = RunIntervalsOperator(task_id="backfill", code="m:P", pipeline=PIPELINE, root=ROOT, **more)
         return world.begin()
 
@@ -187,4 +190,13 @@ def test_a_range_waits_too_and_a_dry_run_is_refused(world: World) -> None:
     deferred = world.defers(begin)
     world.sales.run(day(3), "a3")
     world.made = lambda: world.operator  # type: ignore[method-assign]
-    assert fires(deferred).startswith("sales has") and world.resume(deferred, 60)["ran"]
+    assert fires(deferred).startswith("sales has")
+    # Day 3 took three hours. The wait for day 4 begins after that, and goes on while nothing is committed.
+    world.reader, world.computes_s = replace(READER, interval=day(4)), 3 * 3600
+    deferred = world.defers(lambda: world.resume(deferred, 60))
+    world.computes_s = 0
+    deferred = world.defers(lambda: world.resume(deferred, 1800))
+    with pytest.raises(AirflowFailException, match="waited 1:00:00 for another pipeline"):
+        world.resume(deferred, 1800)
+    world.sales.run(day(4), "a4")
+    assert world.resume(deferred, 0)["ran"]
