@@ -138,10 +138,16 @@ class RunIntervalsOperator(WaitingOperator):
         if request.dry_run:  # The checkpoint of a kept result: the tasks behind a dry run must not validate it.
             result["checkpoint"] = None
         push_outputs(context, checkpoint=result["checkpoint"])
-        if result["checkpoint"] is None and self.downstream_task_ids:
+        if skipped := self._without_checkpoint(request.dry_run, dropped=result.pop("dropped", False)):
+            self.log.info("these tasks have no checkpoint, so Airflow does not start them: %s", ", ".join(skipped))
             context["ti"].xcom_push(key=BaseXCom.XCOM_RETURN_KEY, value=result)
-            raise DownstreamTasksSkipped(tasks=sorted(self.downstream_task_ids))
+            raise DownstreamTasksSkipped(tasks=skipped)
         return result
+
+    def _without_checkpoint(self, dry_run: bool, *, dropped: bool) -> list[str]:
+        """Return the ids of the downstream tasks that Airflow must not start: those that would read no checkpoint."""
+        behind = self.downstream_list if self.has_dag() else []
+        return sorted(o.task_id for o in behind if dry_run or (dropped and getattr(o, "checkpoint", None) is not None))
 
 
 def tell_asset(context: Any, alias: AssetAlias, asset: Asset, committed: Sequence[dict[str, Any]]) -> None:

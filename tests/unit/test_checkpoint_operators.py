@@ -12,7 +12,7 @@ from typing import Any
 
 import pendulum
 import pytest
-from airflow.sdk import Asset, AssetAlias
+from airflow.sdk import Asset, AssetAlias, BaseOperator
 
 from cairn_operators import CommitCheckpointOperator, ValidateStateOperator, backfill_pipeline, stateful_pipeline
 from cairn_operators.airflow_versions import (
@@ -279,14 +279,16 @@ def test_a_backfill_range_runs_in_one_driver_and_emits_an_event_per_checkpoint(f
     ]
 
 
-def test_a_dry_run_of_a_range_validates_nothing(fake: Callable[[str], Path]) -> None:
-    folder = fake('ok {"intervals": [], "computed": 2, "kept": 3, "checkpoint": 12}')
+@pytest.mark.parametrize("dry_run", [True, False], ids=["a dry run", "its checkpoint is dropped"])
+def test_a_range_without_a_checkpoint_to_validate_skips_validation(fake: Callable[[str], Path], dry_run: bool) -> None:
+    folder = fake(f'ok {{"intervals": [], "computed": 2, "checkpoint": 12, "dropped": {str(not dry_run).lower()}}}')
     task = backfill_task(validate={"docs": "/docs"})
-    task.only_plan = "True"
+    task.only_plan = str(dry_run)
+    task >> BaseOperator(task_id="other", dag=task.dag)
     ti = SimpleNamespace(try_number=1, xcom_push=lambda **_: None)
     with pytest.raises(DownstreamTasksSkipped) as skipped:
         run(task, context(ti=ti))
-    assert skipped.value.tasks == ["validate"]
+    assert skipped.value.tasks == (["other", "validate"] if dry_run else ["validate"])
     alone = backfill_task()
     alone.only_plan = "True"
     assert run(alone)["checkpoint"] is None

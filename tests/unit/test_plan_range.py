@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 from typer.testing import CliRunner
@@ -27,12 +28,14 @@ from cairn.operations.intervals.plan_range import (
     plan_by_input,
 )
 from cairn.operations.intervals.run_intervals import Outcome
+from cairn.operations.intervals.run_range import run_range
 from cairn.operations.intervals.what_changed import MadeOf
 from cairn.testing import PipelineTester
 from pipelines.aircraft import AIRCRAFT, READ_SCHEMA
 from state_backend.checkpoint.interval_results import Result, results_of, spoilt_by
 from state_backend.values.errors import Rerun, StaleStateError, UsageError
 from state_backend.values.intervals import Interval, format_instant
+from state_backend.values.operation_parameters import RunRange
 from state_backend.values.records import Permissions, Record
 from state_backend.values.retention import KeepLast
 from state_backend.values.schedule import Cron
@@ -393,3 +396,15 @@ def test_ctrl_c_names_what_is_left_of_the_range(
     assert result.exit_code == 130 and result.stderr.split("Stopped by Ctrl-C\n")[1].rstrip("\n") == (
         says.replace("MORE", left).rstrip("\n")
     ), result.output
+
+
+@pytest.mark.parametrize("kept", [1, 2])
+def test_a_range_says_whether_its_last_checkpoint_is_dropped(monkeypatch: pytest.MonkeyPatch, kept: int) -> None:
+    there = log_in_memory(entries={1: record(1, day(1)), 2: record(2, day(2), retained={2: None})})
+    monkeypatch.setattr("cairn.operations.intervals.run_range.read_newest", lambda *_: there)
+    outcome = Outcome(interval=day(kept), computed=False, checkpoint=kept, why="it is kept")
+    monkeypatch.setattr("cairn.operations.intervals.run_range.run_intervals", lambda *_, **__: [outcome])
+    place = mock.Mock(load=lambda _: SimpleNamespace(name="p", declared_schedule=None))
+    asked = RunRange(root="memory://r", code="m:P", first="2024-01-01", last="2024-01-01", every=timedelta(days=1))
+    said = run_range(asked, place)
+    assert said["checkpoint"] == kept and said["dropped"] == (kept == 1)

@@ -24,11 +24,12 @@ from state_backend.values.schedule import Schedule, interval_from, next_interval
 def run_range(request: RunRange, place: Place) -> dict[str, Any]:
     """Process and commit the request's intervals. A dry run only says which ones would be computed.
 
-    Return the outcomes of the intervals as JSON values.
+    Return the outcomes of the intervals as JSON values. `dropped`: Retention has dropped the last checkpoint.
     """
     check_no_trial(request.root, "run")
     pipeline = place.load(request)
-    intervals = intervals_of(request, pipeline, read_newest(locate(request.root, pipeline.name).storage))
+    storage = locate(request.root, pipeline.name).storage
+    intervals = intervals_of(request, pipeline, read_newest(storage))
     place.tell_plan(intervals)
     permissions = request.permissions
     if request.replace_overlapping:
@@ -46,18 +47,10 @@ def run_range(request: RunRange, place: Place) -> dict[str, Any]:
             place.say(f"{one.interval}: {what}: {one.why}")
         computed = sum(one.computed for one in outcomes)
         place.say(f"{computed} of {len(outcomes)} intervals would be computed; nothing was written")
-    else:
-        outcomes = run_intervals(
-            spark,
-            pipeline,
-            intervals,
-            request.root,
-            request.mode,
-            permissions=permissions,
-            on_outcome=place.on_outcome,
-            **how,
-        )
-    return describe_outcomes(outcomes)
+        return describe_outcomes(outcomes)
+    how |= {"permissions": permissions, "on_outcome": place.on_outcome}
+    said = describe_outcomes(run_intervals(spark, pipeline, intervals, request.root, request.mode, **how))
+    return said | {"dropped": said["checkpoint"] not in read_newest(storage).retained}
 
 
 def describe_outcomes(outcomes: Sequence[Outcome]) -> dict[str, Any]:
