@@ -11,7 +11,7 @@ from airflow.sdk.bases.xcom import BaseXCom
 
 from cairn_operators.airflow_versions import AirflowFailException, DownstreamTasksSkipped
 from cairn_operators.check_dag_arguments import BY_HAND, checked_place
-from cairn_operators.failures import InputMissing
+from cairn_operators.failures import InputMissing, StaleBase
 from cairn_operators.pipeline_asset import pipeline_asset
 from cairn_operators.pipeline_source import pipeline_name_of
 from cairn_operators.process_data_interval import check_mode, parse_permissions
@@ -127,7 +127,12 @@ class RunIntervalsOperator(WaitingOperator):
             dry_run=_yes("dry_run", self.only_plan),
         )
         try:
-            result, committed = self.run_and_collect(request)
+            try:
+                result, committed = self.run_and_collect(request)
+            except StaleBase as stale:
+                # An upstream was corrected while the range ran. A new call computes again from the stale interval on.
+                self.log.warning("%s\nThe range runs once more", stale)
+                result, committed = self.run_and_collect(request)
         except InputMissing as missing:
             if request.dry_run:
                 raise AirflowFailException(str(missing)) from missing

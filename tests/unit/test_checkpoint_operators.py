@@ -22,6 +22,7 @@ from cairn_operators.airflow_versions import (
     DownstreamTasksSkipped,
 )
 from cairn_operators.data_interval import is_due, is_due_in
+from cairn_operators.failures import StaleBase
 from state_backend.checkpoint import publish_output
 from state_backend.values import errors
 from state_backend.values.operation_parameters import RunRange, TakeSavepoint, Validate
@@ -277,6 +278,21 @@ def test_a_backfill_range_runs_in_one_driver_and_emits_an_event_per_checkpoint(f
         ("cairn://p/", {**told, "rows": 3, "bytes": 4, "validated": False}),
         ("cairn://p/", {"checkpoint": 9, "validated": False}),
     ]
+
+
+def test_a_range_runs_again_once_if_its_base_became_stale(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[Any] = [StaleBase("stale"), {"intervals": [], "checkpoint": 1}, StaleBase("a"), StaleBase("b")]
+
+    def run_driver(*_: Any, **__: Any) -> Any:
+        if isinstance(one := found.pop(0), StaleBase):
+            raise one
+        return one
+
+    task = backfill_task()
+    monkeypatch.setattr(task, "run_driver", run_driver)
+    assert run(task)["checkpoint"] == 1
+    with pytest.raises(StaleBase, match="b"):
+        run(task)
 
 
 @pytest.mark.parametrize("dry_run", [True, False], ids=["a dry run", "its checkpoint is dropped"])
