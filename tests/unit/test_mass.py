@@ -21,7 +21,7 @@ BUDGETS = {
     "jobs/cairn/data_sources": (569, 3_880),
     "jobs/cairn/driver": (737, 4_313),
     "jobs/cairn/operations": (951, 6_216),
-    "jobs/cairn/operations/intervals": (4_134, 28_520),
+    "jobs/cairn/operations/intervals": (4_134, 28_543),
     "jobs/cairn/operations/savepoints": (878, 5_986),
     "jobs/cairn/operations/validation": (1_960, 14_817),
     "jobs/cairn/processors": (3_271, 27_279),

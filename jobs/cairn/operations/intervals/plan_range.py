@@ -36,7 +36,6 @@ class Keep:
 
     checkpoint: int
     why: str
-    ours: bool = False  # True: an earlier try of this run has committed the result.
 
 
 @frozen
@@ -60,7 +59,7 @@ def keep_or_compute(there: Result | None, reprocess: Reprocess, run: RunRef) -> 
     if there.spoilt is not None:
         return Compute(why=f"checkpoint {there.id} is not valid: {there.spoilt}")
     if (there.run.run_id, there.run.clear_number) == (run.run_id, run.clear_number):
-        return Keep(checkpoint=there.id, why="an earlier try of this run has committed it", ours=True)
+        return Keep(checkpoint=there.id, why="an earlier try of this run has committed it")
     if reprocess == "all":
         return Compute(why=f"checkpoint {there.id} is computed again, as requested")
     if reprocess == "none":

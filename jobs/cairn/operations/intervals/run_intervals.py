@@ -96,7 +96,7 @@ class Outcome:
     Attributes:
         interval: The interval.
         computed: True if this call computed the interval, False if an earlier result stays.
-        ours: True if this run committed the checkpoint, now or in an earlier try.
+        ours: True if this run committed the checkpoint, now or in an earlier try, also before somebody cleared it.
         checkpoint: Id of the checkpoint; None if a dry run would compute the interval.
         record: The record, if this run committed it, now or in an earlier try. Only `on_outcome` gets it. The outcomes
             that `run_intervals` returns have None, since the records of a long range would fill the memory.
@@ -222,21 +222,23 @@ def plan_intervals(
             else:
                 with in_zone_of(spark, pipeline.time_zone):
                     decision = plan_by_input(result, _made_of_now(spark, pipeline, interval, root))
-        if isinstance(decision, Keep):
+        if isinstance(decision, Keep) and result is not None:
             why = (
                 decision.why
                 if again is None
                 else f"{decision.why}; computed again if the new result of {again} differs"
             )
-            outcomes.append(_kept(interval, decision, why))
+            outcomes.append(_kept(interval, result, run, why))
         else:
             again = again or (interval if result is not None else None)
             outcomes.append(Outcome(interval=interval, computed=True, why=decision.why))
     return outcomes
 
 
-def _kept(interval: Interval, decision: Keep, why: str) -> Outcome:
-    return Outcome(interval=interval, computed=False, ours=decision.ours, checkpoint=decision.checkpoint, why=why)
+def _kept(interval: Interval, result: Result, run: RunRef, why: str) -> Outcome:
+    # Whether the run was cleared since does not count: if the try that committed failed, its events were not sent.
+    ours = result.run.run_id == run.run_id
+    return Outcome(interval=interval, computed=False, ours=ours, checkpoint=result.id, why=why)
 
 
 def _made(record: Record, decision: Keep | Compute | AskSource) -> Outcome:
@@ -402,7 +404,7 @@ class _Range:
                 assert result is not None
                 read = self._read(interval)
                 decision = plan_by_input(result, would_be_made_of(self.spark, self.pipeline, interval, read))
-            if isinstance(decision, Keep):
+            if isinstance(decision, Keep) and result is not None:
                 if waiting is None:
                     self.finishing.wait()
                     waiting = {checkpoint_id for _, checkpoint_id in unpublished(self._at)}
@@ -412,8 +414,9 @@ class _Range:
                     self.finishing.wait()
                     finish_commit(self.spark, self.pipeline, self._at, decision.checkpoint)
                 why = f"keeps checkpoint {decision.checkpoint}: {decision.why}"
-                record = self._record(decision.checkpoint) if decision.ours else None
-                yield replace(_kept(interval, decision, why), record=record), time.monotonic() - started
+                outcome = _kept(interval, result, self.run, why)
+                record = self._record(decision.checkpoint) if outcome.ours else None
+                yield replace(outcome, record=record), time.monotonic() - started
                 n += 1
                 continue
             size = self._size() if read is None else 1
