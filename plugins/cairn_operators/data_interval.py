@@ -106,18 +106,19 @@ def is_due_in(context: Any, every: timedelta | None) -> bool:
     """Return True if a multiple of `every` since the DAG's start date ends in the run's data interval.
 
     With a cron schedule, the clocks of its zone count: seven days end at midnight in summer and in winter. With None
-    for `every`, and in a DAG without start date such as that of `backfill_pipeline`, the result is True.
+    for `every`, without a start date, and without a data interval as in `backfill_pipeline`, the result is True.
     """
     from cairn_operators.dag_schedule import schedule_of_dag
     from state_backend.values.schedule import Cron, decode
 
-    dag = context["dag"]
-    if every is None or dag.start_date is None:
+    if every is None or (dag := context["dag"]).start_date is None:
+        return True
+    if (begins := context.get("data_interval_start")) is None or not begins < context["data_interval_end"]:
         return True
     own = schedule_of_dag(dag)
     schedule = decode(own) if own is not None else None
     zone = schedule.rules if isinstance(schedule, Cron) else UTC
-    instants = (*data_interval(context), dag.start_date)
+    instants = (begins, context["data_interval_end"], dag.start_date)
     begin, end, start = (plain(instant).astimezone(zone).replace(tzinfo=None) for instant in instants)
     return is_due(begin, end, start, every)
 

@@ -370,3 +370,5 @@ def test_a_weekly_task_is_due_once_a_week_in_summer_and_in_winter(schedule: Any)
     ]
     assert [n for n, run in enumerate(runs) if is_due_in(run, timedelta(days=7))] == [*range(6, 365, 7)]
     assert all(is_due_in(run, None) for run in runs)
+    for by_hand in (None, start):  # A run by hand of a DAG without schedule has no interval, or one without length.
+        assert is_due_in({"dag": dag, "data_interval_start": by_hand, "data_interval_end": by_hand}, timedelta(days=7))

@@ -35,7 +35,7 @@ BUDGETS = {
     "jobs/cairn/trials": (1_180, 8_428),
     "jobs/local_stack": (1_516, 8_692),
     "jobs/pipelines": (961, 5_591),
-    "plugins/cairn_operators": (5_218, 28_862),
+    "plugins/cairn_operators": (5_219, 28_888),
     "plugins/cairn_provider": (89, 321),
     "plugins/cairn_ui": (3_436, 24_948),
     "state_backend": (5, 0),
