@@ -83,12 +83,15 @@ def part_of(pieces: Sequence[Piece]) -> InputPart:
 
 
 def is_left_out(log: Log, outputs: Mapping[Interval, int], gap: Interval) -> bool:
-    """Return True if a person allowed this gap: the interval after the gap started from a state before the gap."""
+    """Return True if a person left out this gap: the interval after it started from an earlier or a restored state."""
     after = outputs.get(min((i for i in outputs if i.start >= gap.end), default=gap))
     entry = log.entries[after] if after is not None else None
     base = base_of(entry) if isinstance(entry, Record | Tombstone) else None
-    found = log.entries[base] if base is not None else None
-    return isinstance(found, Record | Tombstone) and interval_of(found).end <= gap.start
+    while base is not None and isinstance(found := log.entries[base], Record | Tombstone):
+        if interval_of(found).end <= gap.start or kind_of(found) == "restore":
+            return True
+        base = None if kind_of(found) == "interval" else base_of(found)  # A copy of a state has that state's base.
+    return False
 
 
 def unexchanged(log: Log) -> bool:

@@ -24,7 +24,7 @@ from cairn.operations.intervals.plan_heal import plan_heal
 from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.adapters.open_storage import open_storage
 from state_backend.chains.inputs_of import Piece, commits_in, parts_of
-from state_backend.chains.judge_inputs import Chains, followed_in, judge_part
+from state_backend.chains.judge_inputs import Chains, followed_in, judge_part, reached
 from state_backend.chains.pin_inputs import Reader, check_earlier, pin
 from state_backend.checkpoint.log import read_log
 from state_backend.formats import paths
@@ -325,6 +325,13 @@ def test_results_are_judged_by_the_upstreams_they_read_and_allowed_gaps_are_skip
     with pytest.raises(InputNotReady, match="has not committed it"):
         pin(chains, replace(reader, interval=day(4)), begins.edges["down"][0])
     assert pin(chains, replace(reader, interval=day(2)), Edge(pipeline="up"))[1] == ()
+
+    up = begins.folders["up"]
+    up.run(day(5), "saved", kind="restore", base_id=None, h0=2, outputs=())
+    up.run(day(6), "d")
+    assert begins.health(begins.chains(), "up").good_until == day(6).end
+    assert pin(begins.chains(), replace(reader, interval=day(6)), begins.edges["down"][0])[1] == (1, 2, 4)
+    assert reached(begins.chains().node(ROOT, "up")) == day(6).end
 
 
 @pytest.mark.parametrize("ran", [True, False], ids=["day 4 ran", "no day ran"])

@@ -40,7 +40,7 @@ BUDGETS = {
     "plugins/cairn_ui": (3_436, 24_948),
     "state_backend": (5, 0),
     "state_backend/adapters": (3_967, 25_943),
-    "state_backend/chains": (1_035, 9_160),
+    "state_backend/chains": (1_038, 9_185),
     "state_backend/checkpoint": (5_836, 38_042),
     "state_backend/formats": (5_981, 39_841),
     "state_backend/inspection": (3_839, 30_986),
