@@ -108,10 +108,9 @@ def pin(chains: Chains, reader: Reader, edge: Edge, part: Interval | None = None
         )
     if (part := node.elsewhere(edge, span, commits)) is not None:
         raise UsageError(
-            f"{reader}: it reads {edge.pipeline} {part}, but {edge.pipeline} began later, with the state of another pipeline, and has no output of "
-            "before\n"
-            f"Read that pipeline for this interval, or run {edge.pipeline} again from its start. To read only later output, fork again with --from "
-            "and an instant within the interval of the forked checkpoint"
+            f"{reader}: it reads {edge.pipeline} {part}, but {edge.pipeline} began later, with the state of another pipeline\n"
+            f"For this interval, read the other pipeline, or run {edge.pipeline} again from its start\n"
+            "To do without earlier output, fork again with --from and an instant within the interval of the forked checkpoint"
         )
     if (problem := find_problem(node, edge, span, commits, chains.judged(root, edge.pipeline))) is not None:
         raise _not_ready(reader, edge, root, *problem, node.log.head_id)
