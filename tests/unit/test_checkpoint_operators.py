@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pendulum
 import pytest
@@ -281,18 +282,11 @@ def test_a_backfill_range_runs_in_one_driver_and_emits_an_event_per_checkpoint(f
 
 
 def test_a_range_runs_again_once_if_its_base_became_stale(monkeypatch: pytest.MonkeyPatch) -> None:
-    found: list[Any] = [StaleBase("stale"), {"intervals": [], "checkpoint": 1}, StaleBase("a"), StaleBase("b")]
-
-    def run_driver(*_: Any, **__: Any) -> Any:
-        if isinstance(one := found.pop(0), StaleBase):
-            raise one
-        return one
-
-    task = backfill_task()
-    monkeypatch.setattr(task, "run_driver", run_driver)
-    assert run(task)["checkpoint"] == 1
+    answers = [StaleBase("stale"), {"intervals": [], "checkpoint": 1}, StaleBase("a"), StaleBase("b")]
+    monkeypatch.setattr(type(backfill_task()), "run_driver", mock.Mock(side_effect=answers))
+    assert run(backfill_task())["checkpoint"] == 1
     with pytest.raises(StaleBase, match="b"):
-        run(task)
+        run(backfill_task())
 
 
 @pytest.mark.parametrize("dry_run", [True, False], ids=["a dry run", "its checkpoint is dropped"])
@@ -301,9 +295,8 @@ def test_a_range_without_a_checkpoint_to_validate_skips_validation(fake: Callabl
     task = backfill_task(validate={"docs": "/docs"})
     task.only_plan = str(dry_run)
     task >> BaseOperator(task_id="other", dag=task.dag)
-    ti = SimpleNamespace(try_number=1, xcom_push=lambda **_: None)
     with pytest.raises(DownstreamTasksSkipped) as skipped:
-        run(task, context(ti=ti))
+        run(task)
     assert skipped.value.tasks == (["other", "validate"] if dry_run else ["validate"])
     alone = backfill_task()
     alone.only_plan = "True"

@@ -400,11 +400,8 @@ def test_ctrl_c_names_what_is_left_of_the_range(
 
 @pytest.mark.parametrize("kept", [1, 2])
 def test_a_range_says_whether_its_last_checkpoint_is_dropped(monkeypatch: pytest.MonkeyPatch, kept: int) -> None:
-    there = log_in_memory(entries={1: record(1, day(1)), 2: record(2, day(2), retained={2: None})})
-    monkeypatch.setattr("cairn.operations.intervals.run_range.read_newest", lambda *_: there)
+    there, place = log_in_memory(entries={2: record(2, day(2), retained={2: None})}), mock.MagicMock()
     outcome = Outcome(interval=day(kept), computed=False, checkpoint=kept, why="it is kept")
-    monkeypatch.setattr("cairn.operations.intervals.run_range.run_intervals", lambda *_, **__: [outcome])
-    place = mock.Mock(load=lambda _: SimpleNamespace(name="p", declared_schedule=None))
-    asked = RunRange(root="memory://r", code="m:P", first="2024-01-01", last="2024-01-01", every=timedelta(days=1))
-    said = run_range(asked, place)
-    assert said["checkpoint"] == kept and said["dropped"] == (kept == 1)
+    for name, answer in (("read_newest", there), ("run_intervals", [outcome]), ("intervals_of", []), ("locate", place)):
+        monkeypatch.setattr(f"cairn.operations.intervals.run_range.{name}", mock.Mock(return_value=answer))
+    assert run_range(RunRange(root="memory://r", code="m:P"), place)["dropped"] == (kept == 1)
