@@ -162,7 +162,6 @@ RUN = {
     "cairn publish --code pipelines.clicks:CLICKS": SINKS,
     "cairn publish 2024-01-01T00:00:00Z --code pipelines.clicks:CLICKS": SINKS,
     "cairn publish 2024-01-01T01:00:00Z --skip": SINKS,
-    "cairn publish --root … --pipeline … --code …": FAILING_SINK,
     "cairn publish … --code …": FAILING_SINK,
     "cairn publish … --skip": FAILING_SINK,
     "cairn restore ID --dry-run": ERRORS,
