@@ -16,7 +16,6 @@ import pytest
 from cairn.testing import PipelineTester
 from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.shard.restore import restore_shard
-from state_backend.shard.snapshot import take_snapshot
 from state_backend.state.layout import key_group_bounds
 from state_backend.state.shard_state import ShardState
 from state_backend.state.state_variables import ListState, ValueState
@@ -24,7 +23,7 @@ from state_backend.values.key_groups import KeyGroupRange, range_of
 from state_backend.values.records import ShardManifest
 from tests.support.chains import ENGINE, Chain, Mode
 from tests.support.once import HOUR, ONCE, START
-from tests.support.shards import KEYS
+from tests.support.shards import KEYS, snapshot_of
 from tests.support.tiers import ALL, at_tier
 
 GROUPS, MOST_INTERVALS, MOST_SHARDS = 12, 6, 4
@@ -100,18 +99,8 @@ def go_on(folder: Path, storage: MemoryStorage, taken: Sequence[Taken], owned: K
         assert dict(store.scan(b"", None)) == expected
         expected[low + b"\x01more"] = b"1"
         store.write([(low + b"\x01more", b"1")])
-        snapshot = take_snapshot(
-            store,
-            storage,
-            image=folder / "image",
-            attempt=f"{random.getrandbits(64):x}",
-            shard=0,
-            task=0,
-            key_groups=owned,
-            key_group_states=(),
-            opened=restored.opened,
-            inline_budget_bytes=1 << 20,
-        )
+        given = {"attempt": f"{random.getrandbits(64):x}", "opened": restored.opened, "inline_budget_bytes": 1 << 20}
+        snapshot = snapshot_of(store, storage, folder / "image", owned, **given)
     with restore_shard(owned, [snapshot.manifest], storage, folder / "again", ENGINE).store as store:
         assert dict(store.scan(b"", None)) == expected
     for made in ("db", "image", "again"):

@@ -1,4 +1,4 @@
-"""Small shards for tests: descriptors, and a state over a store in a folder."""
+"""Small shards for tests: descriptors, a state over a store in a folder, and a snapshot of a store."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from typing import Any
 from state_backend.adapters.rocks import RocksStore
 from state_backend.formats.key_codec import KeyCodec
 from state_backend.formats.types import parse_struct
+from state_backend.ports.storage import Storage
+from state_backend.shard.snapshot import Snapshot, take_snapshot
 from state_backend.state.shard_state import ShardState
+from state_backend.values.key_groups import KeyGroupRange
 from state_backend.values.records import KeyGroupState, SchemaVersion, StateDescriptor
 
 
@@ -41,3 +44,9 @@ STATES = (
 
 def open_state(directory: Path, now_ms: int, key_groups: tuple[KeyGroupState, ...] = ()) -> ShardState:
     return ShardState(RocksStore(directory), key_groups=key_groups, descriptors=STATES, now_ms=now_ms)
+
+
+def snapshot_of(store: RocksStore, storage: Storage, image: Path, key_groups: KeyGroupRange, **given: Any) -> Snapshot:
+    """Of shard 0, without counts, with each SST in a file of its own, unless ``given`` says otherwise."""
+    plain: dict[str, Any] = {"attempt": "a", "shard": 0, "task": 0, "key_group_states": (), "inline_budget_bytes": 0}
+    return take_snapshot(store, storage, image=image, key_groups=key_groups, **plain | given)

@@ -17,7 +17,6 @@ from state_backend.formats.types import parse_struct
 from state_backend.inspection.verify import verify_files
 from state_backend.shard.manifest import manifest_of
 from state_backend.shard.restore import restore_shard
-from state_backend.shard.snapshot import take_snapshot
 from state_backend.state import layout
 from state_backend.state.shard_state import ShardState
 from state_backend.state.state_variables import ListState, MapState, ValueState
@@ -41,7 +40,7 @@ from tests.support.checkpoints import PIPELINE, content, day
 from tests.support.coordinator import Coordinator
 from tests.support.in_process import run_here
 from tests.support.savepoints import some_state
-from tests.support.shards import KEY_SCHEMA, KEYS
+from tests.support.shards import KEY_SCHEMA, KEYS, snapshot_of
 
 MAX_PARALLELISM, PARALLELISM = 16, 3
 USERS = ["", "a", "b", "\x00", "ä", *(f"user-{n}" for n in range(80))]
@@ -176,17 +175,8 @@ class Checkpointed:
         with restored.store as store:
             change(store)
             states = counted(store, self.record().content.states) if recount else before.key_group_states
-            manifests[shard] = take_snapshot(
-                store,
-                self.storage,
-                image=work / "image",
-                attempt="rewritten",
-                shard=shard,
-                task=0,
-                key_groups=before.key_groups,
-                key_group_states=states,
-                inline_budget_bytes=0,
-            ).manifest
+            given = {"attempt": "rewritten", "shard": shard, "key_group_states": states}
+            manifests[shard] = snapshot_of(store, self.storage, work / "image", before.key_groups, **given).manifest
         shutil.rmtree(work)
         self.write_manifests(manifests)
 

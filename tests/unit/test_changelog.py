@@ -21,7 +21,7 @@ from state_backend.formats import changelog, record_codec
 from state_backend.shard.changelog_store import ChangelogOptions, ShardChangelog
 from state_backend.shard.manifest import INLINE_MANIFESTS_BYTES, apply_changes, changes_since, manifest_of, plan_ref
 from state_backend.shard.restore import restore_shard
-from state_backend.shard.snapshot import INLINE_FILE_BYTES, Snapshot, take_snapshot
+from state_backend.shard.snapshot import INLINE_FILE_BYTES, Snapshot
 from state_backend.values.errors import CorruptFile, InvariantViolated, UsageError
 from state_backend.values.handles import Handle
 from state_backend.values.key_groups import KeyGroupRange
@@ -35,6 +35,7 @@ from state_backend.values.records import (
     ShardChanges,
     ShardManifest,
 )
+from tests.support.shards import snapshot_of
 
 ALL = KeyGroupRange(first=0, last=7)
 # So many shards that the record has no byte for any.
@@ -270,18 +271,7 @@ def test_a_file_checkpoint_drops_the_changelog_segments_and_contains_their_chang
     restored = restore_shard(ALL, [shard.base], shard.storage, shard.folder / "db", EngineOptions())
     with restored.store as store:
         store.write([(b"\x00\x03a", b"3")])
-        made = take_snapshot(
-            store,
-            shard.storage,
-            image=shard.folder / "image",
-            attempt="files",
-            shard=0,
-            task=0,
-            key_groups=ALL,
-            key_group_states=(),
-            opened=restored.opened,
-            inline_budget_bytes=0,
-        )
+        made = snapshot_of(store, shard.storage, shard.folder / "image", ALL, attempt="files", opened=restored.opened)
     assert made.manifest.segments == ()
     assert {h.path for h in made.manifest.handles}.isdisjoint(h.path for h in shard.base.handles)
     assert shard.content(made.manifest) == {b"\x00\x00a": b"1", b"\x00\x02a": b"2", b"\x00\x03a": b"3"}

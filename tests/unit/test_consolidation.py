@@ -18,13 +18,12 @@ from state_backend.shard.changelog_store import ChangelogOptions
 from state_backend.shard.consolidation import consolidate, count_bytes, live_bytes, plan_consolidation
 from state_backend.shard.file_cache import FileCache
 from state_backend.shard.restore import restore_shard
-from state_backend.shard.snapshot import take_snapshot
 from state_backend.state import layout
 from state_backend.state.expiry import expire
 from state_backend.state.shard_state import ShardState
 from state_backend.values.errors import CorruptFile, StorageUnavailable, UsageError
 from state_backend.values.key_groups import KeyGroupRange
-from tests.support.shards import STATES
+from tests.support.shards import STATES, snapshot_of
 from tests.support.state_history import HOUR_MS, History, session_history
 from tests.support.tiers import long_after
 
@@ -323,18 +322,8 @@ def test_expired_entries_leave_the_files(tmp_path: Path) -> None:
         consolidate(
             restored.store, key_groups=groups, options=EngineOptions(), shard=0, parallelism=1, sequence=interval
         )
-        snapshot = take_snapshot(
-            restored.store,
-            storage,
-            image=tmp_path / f"image-{interval}",
-            attempt=str(interval),
-            shard=0,
-            task=0,
-            key_groups=owned,
-            key_group_states=groups,
-            opened=restored.opened,
-            inline_budget_bytes=0,
-        )
+        given = {"attempt": str(interval), "key_group_states": groups, "opened": restored.opened}
+        snapshot = snapshot_of(restored.store, storage, tmp_path / f"image-{interval}", owned, **given)
         restored.store.close()
         manifests = [snapshot.manifest]
         sizes.append(sum(f.handle.size_bytes for f in snapshot.manifest.files))

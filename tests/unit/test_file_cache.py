@@ -21,12 +21,12 @@ from state_backend.adapters.rocks import EngineOptions, RocksStore
 from state_backend.shard import file_cache
 from state_backend.shard.file_cache import FileCache, damage_of_copies, open_cache
 from state_backend.shard.restore import restore_shard
-from state_backend.shard.snapshot import take_snapshot
 from state_backend.values.errors import CorruptFile, DamagedCopy
 from state_backend.values.handles import Handle
 from state_backend.values.key_groups import KeyGroupRange
 from state_backend.values.records import ShardManifest
 from tests.support.faulty_storage import FaultyStorage
+from tests.support.shards import snapshot_of
 
 URL = "file:///data/p"
 
@@ -336,18 +336,7 @@ OPTIONS = EngineOptions(cache_dir=None)
 def checkpoint(storage: FaultyStorage, folder: Path, cache: FileCache | None) -> ShardManifest:
     with RocksStore(folder / "made") as store:
         store.write((n.to_bytes(4, "big"), os.urandom(100)) for n in range(1000))
-        return take_snapshot(
-            store,
-            storage,
-            image=folder / "image",
-            attempt="a",
-            shard=0,
-            task=0,
-            key_groups=OWNED,
-            key_group_states=(),
-            inline_budget_bytes=0,
-            cache=cache,
-        ).manifest
+        return snapshot_of(store, storage, folder / "image", OWNED, cache=cache).manifest
 
 
 @pytest.fixture

@@ -31,7 +31,6 @@ from state_backend.inspection.state_diff import manifests_of
 from state_backend.inspection.state_source import Part, StateSource, find_state, needed_for, open_part
 from state_backend.inspection.verify import offering_intact
 from state_backend.shard.restore import restore_shard
-from state_backend.shard.snapshot import take_snapshot
 from state_backend.state import layout
 from state_backend.state.canonical_columns import StateRows
 from state_backend.state.entries import decode_entry
@@ -45,7 +44,7 @@ from tests.support.bare_pipeline import bare_pipeline
 from tests.support.checkpoints import PIPELINE, content, day
 from tests.support.real_shards import RealPipeline
 from tests.support.savepoints import SmallPipeline
-from tests.support.shards import KEYS, STATES, struct
+from tests.support.shards import KEYS, STATES, snapshot_of, struct
 from tests.support.state_sources import (
     KEY,
     NAMES,
@@ -354,17 +353,7 @@ def test_files_chosen_for_a_key_range_give_the_same_entries_as_all_files(tmp_pat
                 store.compact()
             elif len(store.sorted_runs()) > 2 and pick.random() < 0.3:
                 store.merge_newest(2)
-        whole = take_snapshot(
-            store,
-            storage,
-            image=tmp_path / "image",
-            attempt="a",
-            shard=0,
-            task=0,
-            key_groups=KeyGroupRange(first=0, last=7),
-            key_group_states=(),
-            inline_budget_bytes=0,
-        ).manifest
+        whole = snapshot_of(store, storage, tmp_path / "image", KeyGroupRange(first=0, last=7)).manifest
         spare = 0
         for n in range(24):
             start = bytes([0, n % 8]) + (b"\x01%05d" % pick.randrange(500) if n > 7 else b"")
@@ -401,18 +390,8 @@ def test_a_look_up_above_the_deleted_range_of_an_earlier_split_reads_the_whole_s
                         store.write([*new.items()])
                         want |= new
                     store.compact()
-                snapshot = take_snapshot(
-                    store,
-                    storage,
-                    image=place.with_suffix(".image"),
-                    attempt=place.name,
-                    shard=shard,
-                    task=0,
-                    key_groups=owned,
-                    key_group_states=(),
-                    inline_budget_bytes=0,
-                    opened=restored.opened,
-                )
+                given = {"attempt": place.name, "shard": shard, "opened": restored.opened}
+                snapshot = snapshot_of(store, storage, place.with_suffix(".image"), owned, **given)
             manifests.append(snapshot.manifest)
     whole = 0
     for stored, value in [*want.items()][::50]:
