@@ -42,28 +42,26 @@ DAYS_1_TO_3 = (record(1, day(1)), record(2, day(2), 1), record(3, day(3), 2))
 RERUN = (*DAYS_1_TO_3, record(4, day(1), None, {1: 4, 2: 4, 3: 4, 4: None}))
 
 
-def test_the_first_interval_starts_empty_always() -> None:
-    assert base_id(log_in_memory(entries={}), day(1)) is None
-    assert base_id(log_of(*DAYS_1_TO_3), day(1)) is None
+@pytest.mark.parametrize(
+    ("log", "n", "expected"),
+    [
+        # The first interval starts empty, always.
+        (log_in_memory(entries={}), 1, None),
+        *((log_of(*DAYS_1_TO_3), n, n - 1 or None) for n in (1, 2, 3, 4)),
+        # Of several possible bases, the highest id is chosen; a quarantined re-run gives way to what was before.
+        (log_of(*DAYS_1_TO_3, record(4, day(1), digest=DAYS_1_TO_3[0].content.digest)), 2, 4),
+        (log_of(record(1, day(1)), record(2, day(1)), quarantined=(2,)), 2, 1),
+        # A base may belong to an interval of another length.
+        (log_of(record(1, Interval(day(1).start, day(3).end))), 4, 1),
+    ],
+)
+def test_the_base_ends_where_the_interval_starts(log: Log, n: int, expected: int | None) -> None:
+    assert base_id(log, day(n)) == expected
 
 
 def test_an_interval_before_the_start_is_refused() -> None:
     with pytest.raises(UsageError, match="begins before the pipeline's start, 2024-01-01T00:00:00Z"):
         base_id(log_of(*DAYS_1_TO_3), day(0))
-
-
-@pytest.mark.parametrize(("n", "expected"), [(2, 1), (3, 2), (4, 3)])
-def test_the_base_ends_where_the_interval_starts(n: int, expected: int) -> None:
-    assert base_id(log_of(*DAYS_1_TO_3), day(n)) == expected
-
-
-def test_of_several_possible_bases_the_highest_checkpoint_id_is_chosen() -> None:
-    assert base_id(log_of(*DAYS_1_TO_3, record(4, day(1), digest=DAYS_1_TO_3[0].content.digest)), day(2)) == 4
-
-
-def test_a_base_may_belong_to_an_interval_of_another_length() -> None:
-    long = Interval(day(1).start, day(3).end)
-    assert base_id(log_of(record(1, long)), day(4)) == 1
 
 
 @pytest.mark.parametrize(
@@ -134,17 +132,12 @@ def test_the_gap_error_of_an_unaligned_interval_proposes_no_reversed_range(
         assert raised.value.rerun == Rerun(first=day(4).start, last=datetime.fromisoformat(f"{last}+00:00"))
 
 
-def test_a_gap_without_any_checkpoint_names_the_start() -> None:
-    with pytest.raises(
-        StateGapError, match=r"has no checkpoint\. Begin at the pipeline's start, 2024-01-01T00:00:00Z\."
-    ) as raised:
-        base_id(log_in_memory(entries={}), day(3))
-    assert raised.value.rerun == Rerun(first=day(1).start, last=day(2).start)
-
-
 def test_allow_gap_takes_the_latest_end_then_the_highest_id() -> None:
     same = [record(n, day(m), m - 1, digest=DAYS_1_TO_3[m - 1].content.digest) for n, m in ((4, 3), (5, 2))]
     assert base_id(log_of(*DAYS_1_TO_3, *same), day(9), GAP) == 4
+    # It passes over stale checkpoints.
+    stale = record(4, day(2), 1, {1: None, 2: 4, 3: 4, 4: None})
+    assert base_id(log_of(*DAYS_1_TO_3, stale), day(9), GAP) == 4
     with pytest.raises(StateGapError):
         base_id(log_of(record(1, day(5))), day(3), GAP)
 
@@ -165,21 +158,38 @@ def test_allow_gap_passes_over_a_quarantined_checkpoint() -> None:
         base_id(stale, day(4), GAP)
 
 
-def test_a_dropped_base_is_a_gap() -> None:
-    head = record(3, day(3), 2, {2: None, 3: None})
-    log = log_of(record(1, day(1)), record(2, day(2), 1), head, dropped=(1,))
-    with pytest.raises(
-        StateGapError, match=r"The earliest ends at 2024-01-03T00:00:00Z.\nRestore an older savepoint"
-    ) as raised:
-        base_id(log, day(2))
-    assert raised.value.rerun == Rerun(first=day(1).start, last=day(1).start)
-
-
-def test_a_stale_base_is_refused_with_what_to_run_again() -> None:
-    with pytest.raises(StaleStateError) as raised:
-        base_id(log_of(*RERUN), day(4))
-    assert "checkpoint 3" in str(raised.value)
-    assert raised.value.rerun == Rerun(first=day(2).start, last=day(3).start)
+@pytest.mark.parametrize(
+    ("log", "n", "error", "says", "again"),
+    [
+        (
+            *(log_in_memory(entries={}), 3, StateGapError),
+            *(r"has no checkpoint\. Begin at the pipeline's start, 2024-01-01T00:00:00Z\.", (1, 2)),
+        ),
+        # A dropped base is a gap. A superseded result does not come back when the later one is dropped.
+        (
+            log_of(*DAYS_1_TO_3[:2], record(3, day(3), 2, {2: None, 3: None}), dropped=(1,)),
+            *(2, StateGapError, r"The earliest ends at 2024-01-03T00:00:00Z.\nRestore an older savepoint", (1, 1)),
+        ),
+        (
+            log_of(record(1, day(1)), record(2, day(1)), record(3, day(2), 2, {1: None, 3: None}), dropped=(2,)),
+            *(2, StateGapError, "The earliest ends at 2024-01-03T00:00:00Z", (1, 1)),
+        ),
+        (log_of(*RERUN), 4, StaleStateError, "checkpoint 3", (2, 3)),
+        # A quarantined ancestor; ancestors are read from tombstones too.
+        *((log_of(*DAYS_1_TO_3, quarantined=(n,)), 4, StateUnusable, "quarantined", (n, 3)) for n in (1, 2, 3)),
+        (
+            log_of(*DAYS_1_TO_3[:2], record(3, day(3), 2, {3: None}), quarantined=(1,), dropped=(1, 2)),
+            *(4, StateUnusable, "quarantined", (1, 3)),
+        ),
+    ],
+)
+def test_an_interval_without_a_usable_base_is_refused_with_what_to_run_again(
+    log: Log, n: int, error: type[StateUnusable], says: str, again: tuple[int, int]
+) -> None:
+    with pytest.raises(error, match=says) as raised:
+        base_id(log, day(n))
+    first, last = again
+    assert raised.value.rerun == Rerun(first=day(first).start, last=day(last).start)
 
 
 def test_allow_stale_base_covers_what_was_stale_at_begin_and_no_more() -> None:
@@ -187,29 +197,6 @@ def test_allow_stale_base_covers_what_was_stale_at_begin_and_no_more() -> None:
     assert base_id(log_of(*RERUN), day(4), STALE, as_of=4) == 3
     with pytest.raises(StaleStateError):
         base_id(log_of(*RERUN), day(4), STALE, as_of=3)
-
-
-@pytest.mark.parametrize("refused", [1, 2, 3])
-def test_a_quarantined_ancestor_makes_a_checkpoint_unusable(refused: int) -> None:
-    with pytest.raises(StateUnusable, match="quarantined") as raised:
-        base_id(log_of(*DAYS_1_TO_3, quarantined=(refused,)), day(4))
-    assert raised.value.rerun == Rerun(first=day(refused).start, last=day(3).start)
-
-
-def test_ancestors_are_read_from_tombstones_too() -> None:
-    head = record(3, day(3), 2, {3: None})
-    with pytest.raises(StateUnusable):
-        base_id(log_of(*DAYS_1_TO_3[:2], head, quarantined=(1,), dropped=(1, 2)), day(4))
-
-
-def test_a_quarantined_re_run_gives_way_to_what_was_before() -> None:
-    log = log_of(record(1, day(1)), record(2, day(1)), quarantined=(2,))
-    assert base_id(log, day(2)) == 1
-
-
-def test_an_equal_result_is_a_reproduction() -> None:
-    log = log_of(*DAYS_1_TO_3)
-    assert reproduces(log, content(day(2), "b", 1, digest=DAYS_1_TO_3[1].content.digest)) == 2
 
 
 @pytest.mark.parametrize("what", ["digest", "watermark", "late watermark", "descriptors", "key", "interval"])
@@ -285,44 +272,31 @@ def test_a_restore_stays_current_until_an_interval_replaces_its_state(then: Any,
     assert (found and found.id) == restored
 
 
-def test_a_rewind_is_no_reproduction_and_a_consolidation_is() -> None:
-    log = log_of(*DAYS_1_TO_3)
-    digest = DAYS_1_TO_3[1].content.digest
-    assert reproduces(log, content(day(2), "b", 2, digest=digest, kind="restore")) is None
-    assert reproduces(log, content(day(2), "b", 2, digest=digest, kind="consolidate")) == 2
+@pytest.mark.parametrize(("kind", "base", "found"), [("interval", 1, 2), ("restore", 2, None), ("consolidate", 2, 2)])
+def test_an_equal_result_is_a_reproduction_unless_it_is_a_rewind(kind: Any, base: int, found: int | None) -> None:
+    again = content(day(2), "b", base, digest=DAYS_1_TO_3[1].content.digest, kind=kind)
+    assert reproduces(log_of(*DAYS_1_TO_3), again) == found
 
 
-@pytest.mark.parametrize(("n", "stale"), [(1, {2, 3}), (2, {3}), (3, set()), (4, set())])
-def test_a_commit_makes_stale_what_lies_after_its_start(n: int, stale: set[int]) -> None:
-    """For other intervals than its own: what was the same interval is superseded."""
-    marks = stale_marks(log_of(*DAYS_1_TO_3), content(day(n), "b"), 4)
-    assert {i for i in marks if i != n} == stale
-    assert set(marks.values()) <= {4}
-
-
-def test_an_already_stale_checkpoint_gets_no_new_stale_mark() -> None:
-    assert stale_marks(log_of(*RERUN), content(day(1), "b"), 5).keys() <= {4}
-
-
-def test_a_commit_of_an_overlapping_interval_makes_checkpoints_stale() -> None:
-    half = Interval(day(2).start + DAY / 2, day(3).end)
-    assert stale_marks(log_of(*DAYS_1_TO_3), content(half, "b"), 4) == {2: 4, 3: 4}
-
-
-def test_allow_gap_passes_over_stale_checkpoints() -> None:
-    log = log_of(*DAYS_1_TO_3, record(4, day(2), 1, {1: None, 2: 4, 3: 4, 4: None}))
-    assert base_id(log, day(9), GAP) == 4
-
-
-def test_a_commit_does_not_mark_its_own_interval() -> None:
-    """Section 6: "a commit r of ANOTHER interval". Else a quarantined re-run leaves nothing to go back to."""
-    assert stale_marks(log_of(record(1, day(1))), content(day(1), "b"), 2) == {}
-
-
-def test_a_superseded_result_does_not_come_back_when_the_later_one_is_dropped() -> None:
-    log = log_of(record(1, day(1)), record(2, day(1)), record(3, day(2), 2, {1: None, 3: None}), dropped=(2,))
-    with pytest.raises(StateGapError):
-        base_id(log, day(2))
+@pytest.mark.parametrize(
+    ("records", "interval", "stale"),
+    [
+        (DAYS_1_TO_3, day(1), {2, 3}),
+        (DAYS_1_TO_3, day(2), {3}),
+        (DAYS_1_TO_3, day(3), set()),
+        (DAYS_1_TO_3, day(4), set()),
+        # An overlapping interval.
+        (DAYS_1_TO_3, Interval(day(2).start + DAY / 2, day(3).end), {2, 3}),
+        # What is stale already gets no new mark.
+        (RERUN, day(1), set()),
+    ],
+)
+def test_a_commit_makes_stale_what_lies_after_its_start(
+    records: tuple[Record, ...], interval: Interval, stale: set[int]
+) -> None:
+    """For other intervals than its own: what was the same interval is superseded. If its own were marked too, a quarantined re-run
+    would leave nothing to go back to."""
+    assert stale_marks(log_of(*records), content(interval, "b"), 5) == dict.fromkeys(stale, 5)
 
 
 @pytest.mark.parametrize(
