@@ -57,6 +57,18 @@ PUBLIC = {
 }
 
 
+def remove(file: Path, _: Path | None = None) -> None:
+    file.unlink()
+
+
+def truncate(file: Path, _: Path | None = None) -> None:
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+
+
+def empty(file: Path, _: Path | None = None) -> None:
+    file.write_bytes(b"")
+
+
 def flip(file: Path, _: Path | None = None) -> None:
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 1

@@ -24,7 +24,7 @@ from state_backend.values.day_or_instant import parse_duration
 from state_backend.values.errors import SinkFailed, UsageError
 from state_backend.values.retention import KeepLast
 from tests.support.checkpoints import PIPELINE, Folder, day
-from tests.support.layout import flip
+from tests.support.layout import empty, flip, remove, truncate
 from tests.support.real_shards import RealPipeline
 from tests.support.tiers import at_tier
 
@@ -387,18 +387,6 @@ def test_check_finds_no_fault_in_intact_checkpoints(root: Path) -> None:
             (n, entries, []) for n in (3, 4, 5, 7)
         ]
     assert [c["id"] for c in answer(root, "check", "latest")["checkpoints"]] == [7]
-
-
-def truncate(file: Path) -> None:
-    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
-
-
-def empty(file: Path) -> None:
-    file.write_bytes(b"")
-
-
-def remove(file: Path) -> None:
-    file.unlink()
 
 
 STATE = {

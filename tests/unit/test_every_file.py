@@ -29,7 +29,7 @@ from state_backend.values.retention import AnyOf, KeepLast, KeepQuarantined
 from tests.support.checkpoints import PIPELINE, day, trial_of
 from tests.support.coordinator import Coordinator
 from tests.support.crash_matrix import FAR_MS, HOME, NEW, SAVED, Try, restore, take, values_of
-from tests.support.layout import flip
+from tests.support.layout import empty, flip, remove, truncate
 from tests.support.real_shards import RealPipeline
 
 TAKEN = "taken"
@@ -86,20 +86,8 @@ def kind_of(root: Path, file: Path) -> str:
 # --- what is done to a file ---------------------------------------------------------------------------------------------------------
 
 
-def remove(file: Path, _: Path) -> None:
-    file.unlink()
-
-
-def truncate(file: Path, _: Path) -> None:
-    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
-
-
 def zero(file: Path, _: Path) -> None:
     file.write_bytes(bytes(file.stat().st_size))
-
-
-def empty(file: Path, _: Path) -> None:
-    file.write_bytes(b"")
 
 
 def link(file: Path, outside: Path) -> None:
