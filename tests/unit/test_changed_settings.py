@@ -65,6 +65,10 @@ def outputs(
     return found
 
 
+def with_setting(base: type, **settings: Any) -> type:
+    return type(base.__name__, (base,), settings)
+
+
 class Totals(RunningAggregate):
     n = Count()
     total = Sum("v")
@@ -162,13 +166,9 @@ class TwoBest(TopN):
     order = "v desc"
 
 
-class ThreeBest(TwoBest):
-    n = 3
-
-
 def test_a_larger_top_n_does_not_bring_back_dropped_rows(tmp_path: Path) -> None:
     before = [[("a", at(0), v, 0) for v in (5, 4, 3)]]
-    (found,) = outputs(tmp_path, TwoBest, ThreeBest, before, [[("a", at(1), 1, 0)]])
+    (found,) = outputs(tmp_path, TwoBest, with_setting(TwoBest, n=3), before, [[("a", at(1), 1, 0)]])
     assert sorted(row[2] for row in found) == [1, 4, 5]
 
 
@@ -177,23 +177,9 @@ class ShortWindows(TumblingWindow):
     n = Count()
 
 
-class LongWindows(TumblingWindow):
-    size = 4 * HOUR
-    n = Count()
-
-
-class OtherOrder(TwoBest):
-    order = "w desc"
-
-
 class Session(SessionWindow):
     gap = 2 * HOUR
     total = Sum("v")
-
-
-class OtherSession(SessionWindow):
-    gap = 3 * HOUR
-    total = Sum("w")
 
 
 class Sliding(SlidingWindow):
@@ -201,17 +187,8 @@ class Sliding(SlidingWindow):
     n = Count()
 
 
-class OtherSliding(SlidingWindow):
-    size, slide = 4 * HOUR, HOUR
-    n = Count()
-
-
 class Steps(Funnel):
     step, steps, within = "v", (1, 2), HOUR
-
-
-class OtherSteps(Funnel):
-    step, steps, within = "v", (1, 3), HOUR
 
 
 class Pairs(IntervalJoin):
@@ -230,10 +207,6 @@ class OtherLookup(LookupJoin):
     facts, table = "r", "l"
 
 
-def with_setting(base: type, **settings: Any) -> type:
-    return type(base.__name__, (base,), settings)
-
-
 EARLY, LATE = {"early": True}, {"allowed_lateness": HOUR}
 FIRST, FIRST_KNOWN = (
     with_setting(RunningAggregate, total=First("v", ignore_nulls=ignore_nulls)) for ignore_nulls in (False, True)
@@ -245,11 +218,19 @@ TWO_INPUTS = "kind string, k string, at timestamp, l_v long, r_v long"
     ("old", "new", "says"),
     [
         (Totals, OtherColumn, "made with total = Sum('v'), but the code has total = Sum('w')"),
-        (Session, OtherSession, "made with total = Sum('v'), but the code has total = Sum('w')"),
-        (ShortWindows, LongWindows, "made with size = 2:00:00, but the code has size = 4:00:00"),
-        (Sliding, OtherSliding, "made with slide = 2:00:00, but the code has slide = 1:00:00"),
-        (Steps, OtherSteps, "made with steps = (1, 2), but the code has steps = (1, 3)"),
-        (TwoBest, OtherOrder, "made with order = v desc, but the code has order = w desc"),
+        (
+            Session,
+            with_setting(Session, gap=3 * HOUR, total=Sum("w")),
+            "made with total = Sum('v'), but the code has total = Sum('w')",
+        ),
+        (
+            ShortWindows,
+            with_setting(ShortWindows, size=4 * HOUR),
+            "made with size = 2:00:00, but the code has size = 4:00:00",
+        ),
+        (Sliding, with_setting(Sliding, slide=HOUR), "made with slide = 2:00:00, but the code has slide = 1:00:00"),
+        (Steps, with_setting(Steps, steps=(1, 3)), "made with steps = (1, 2), but the code has steps = (1, 3)"),
+        (TwoBest, with_setting(TwoBest, order="w desc"), "made with order = v desc, but the code has order = w desc"),
         (Pairs, OtherPairs, "made with how = inner, but the code has how = left"),
         (Lookup, OtherLookup, "made with facts = l, but the code has facts = r"),
         (FIRST, FIRST_KNOWN, "First('v', ignore_nulls=False), but the code has total = First('v', ignore_nulls=True)"),
