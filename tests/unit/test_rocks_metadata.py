@@ -22,6 +22,7 @@ from state_backend.adapters.folder_lock import lock_folder, remove_unlocked
 from state_backend.adapters.rocks import EngineOptions, RocksStore
 from state_backend.adapters.work_folders import is_locked_by, kernel, work_folder
 from state_backend.values.errors import CorruptFile, StorageUnavailable
+from tests.support.layout import REPOSITORY
 
 HOLDS_A_LOCK = """
 import fcntl, os, sys
@@ -197,16 +198,6 @@ def test_a_folder_that_is_gone_can_not_be_locked(tmp_path: Path) -> None:
     assert not remove_unlocked(tmp_path / "gone")
 
 
-@pytest.mark.long("half a second", runs_in="ci")
-def test_stores_that_are_opened_at_once_leave_each_other_alone(tmp_path: Path, memory: Path) -> None:
-    """Each opening removes what looks abandoned, and a folder that was just made, and is not locked yet, does."""
-    root = Path(__file__).resolve().parents[2]
-    command = [sys.executable, "-c", OPENS_MANY, str(memory)]
-    processes = [subprocess.Popen([*command, str(tmp_path / str(n))], cwd=root) for n in range(3)]
-    assert [process.wait(timeout=60) for process in processes] == [0, 0, 0]
-    assert list(memory.iterdir()) == []
-
-
 def test_without_links_an_image_is_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with RocksStore(tmp_path / "db", options(None)) as store:
         store.write([(b"a", b"1")])
@@ -220,7 +211,6 @@ def test_without_links_an_image_is_a_copy(tmp_path: Path, monkeypatch: pytest.Mo
 
 # --- work folders ------------------------------------------------------------------------------------------------------------
 
-ROOT = Path(__file__).resolve().parents[2]
 DAY_S = 86_400
 OTHER_KERNEL = "0123abcd"
 # A task in the middle of its work: the temp folder is argv[1], the memory for metadata argv[2], a file of the cache argv[3].
@@ -263,7 +253,7 @@ def parent(temp: Path) -> Path:
 def a_task(*arguments: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
     """A process that is in the middle of its work, and its folder."""
     command = [sys.executable, "-c", WORKS, *map(str, arguments)]
-    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None and process.stdout is not None
         folder = Path(process.stdout.readline().strip())
         assert (folder / "db").is_dir()
@@ -290,12 +280,16 @@ def test_the_next_task_removes_what_a_killed_one_left(tmp_path: Path, temp: Path
     assert not any(alive.parent.iterdir()) and not any(memory.iterdir())
 
 
+@pytest.mark.parametrize(("program", "left"), [(OPENS_MANY, []), (WORKS_OFTEN, [[]])], ids=["stores", "tasks"])
 @pytest.mark.long("half a second", runs_in="ci")
-def test_tasks_that_start_at_once_leave_each_other_alone(temp: Path) -> None:
-    command = [sys.executable, "-c", WORKS_OFTEN, str(temp)]
-    processes = [subprocess.Popen(command, cwd=ROOT) for _ in range(3)]
+def test_stores_and_tasks_that_start_at_once_leave_each_other_alone(
+    tmp_path: Path, temp: Path, program: str, left: list[Any]
+) -> None:
+    """Each start removes what looks abandoned, and a folder that was just made, and is not locked yet, does."""
+    command = [sys.executable, "-c", program, str(temp)]
+    processes = [subprocess.Popen([*command, str(tmp_path / str(n))], cwd=REPOSITORY) for n in range(3)]
     assert [process.wait(timeout=60) for process in processes] == [0, 0, 0]
-    assert [list(folder.iterdir()) for folder in temp.iterdir()] == [[]]
+    assert [list(folder.iterdir()) for folder in temp.iterdir()] == left
 
 
 @pytest.mark.parametrize(
