@@ -24,16 +24,11 @@ from state_backend.formats import paths
 from state_backend.inspection import history_of_key
 from state_backend.inspection.describe import plain
 from state_backend.inspection.key_versions import KeyVersions
-from state_backend.values.records import RunRef
 from state_backend.values.retention import AnyOf, KeepLast, KeepPerDay
 from tests.support.accounts import DAYS, SCHEMA, accounts, at, read_only
 from tests.support.checkpoints import DAY, START, day
-from tests.support.coordinator import Coordinator
-from tests.support.replayed import Wider
-
-
-def on_disk(folder: Path, **settings: Any) -> PipelineTester:
-    return PipelineTester(accounts(**settings), input_schema=SCHEMA, root=f"file://{folder}")
+from tests.support.coordinator import coordinator_of
+from tests.unit import test_replay_cases as cases
 
 
 def history(folder: Path, *arguments: str) -> Result:
@@ -50,9 +45,9 @@ def steps(folder: Path, *arguments: str) -> list[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("root")
-    tester = on_disk(folder)
-    for n, rows in DAYS.items():
-        tester.run(rows, day(n))
+    made = cases.History(folder)
+    for n in DAYS:
+        made.run(n)
     return folder
 
 
@@ -114,82 +109,57 @@ def test_many_checkpoints_are_read_part_by_part(root: Path, monkeypatch: pytest.
     assert ({key: steps(root, key, "--all") for key in wanted}, most) == (wanted, {1})
 
 
-def late(tester: PipelineTester) -> None:
-    tester.run([("ann", 1, at(1)), ("bob", 1, at(1))])
-    tester.run([("ann", 1, at(3))])
-    tester.run([("ann", 1, at(3)), ("ann", 4, at(4))])
-    tester.run([("ann", 1, at(1)), ("ann", 5, at(5))])
+def late(history: cases.History) -> None:
+    history.run(1, [("ann", 1, at(1)), ("bob", 1, at(1))])
+    history.run(2, [("ann", 1, at(3))])
+    history.run(3, [("ann", 1, at(3)), ("ann", 4, at(4))])
+    history.run(4, [("ann", 1, at(1)), ("ann", 5, at(5))])
 
 
-def rerun(tester: PipelineTester) -> None:
-    tester.run(DAYS[1], day(1))
-    tester.run(DAYS[2], day(2))
-    tester.run([("ann", 6, at(1))], day(1))
-
-
-def dropped(tester: PipelineTester) -> None:
-    tester.deploy(replace(tester.pipeline, retention=KeepLast(2)))
+def dropped(history: cases.History) -> None:
+    history.deploy(retention=KeepLast(2))
     for n in (1, 2, 3, 4):
-        tester.run([("ann", n, at(n))], day(n))
+        history.run(n, [("ann", n, at(n))])
 
 
-def rescaled(tester: PipelineTester) -> None:
-    tester.run(DAYS[1], day(1))
-    tester.rescale(5)
-    tester.run(DAYS[2], day(2))
+def quarantined(history: cases.History) -> None:
+    history.run(1)
+    history.run(2)
+    coordinator_of(history.pipeline, history.root).quarantine(2, "by hand")
 
 
-def quarantined(tester: PipelineTester) -> None:
-    tester.run(DAYS[1], day(1))
-    tester.run(DAYS[2], day(2))
-    coordinator_of(tester).quarantine(2, "by hand")
-
-
-def coordinator_of(tester: PipelineTester, name: str = "accounts") -> Coordinator:
-    return Coordinator(open_storage(f"{tester.root}/{name}"), name)
-
-
-RUN = RunRef(run_id="by-hand", clear_number=0, try_number=1)
-
-
-def restored(tester: PipelineTester) -> None:
+def restored(history: cases.History) -> None:
     for n in (1, 2, 3):
-        tester.run([("ann", n, at(n))], day(n))
-    rewind(coordinator_of(tester).at, 2, run=RUN, attempt="back")
-    tester.run([("ann", 5, at(3))], day(3))
+        history.run(n, [("ann", n, at(n))])
+    rewind(coordinator_of(history.pipeline, history.root).at, 2, run=cases.RUN, attempt="back")
+    history.run(3, [("ann", 5, at(3))])
 
 
-def forked(tester: PipelineTester) -> None:
-    other = replace(tester.pipeline, name="other")
-    PipelineTester(other, input_schema=SCHEMA, root=tester.root).run(DAYS[1], day(1))
-    source = open_storage(f"{tester.root}/other")
-    fork(source, 1, coordinator_of(tester).at, run=RUN, attempt="fork")
-    tester.run(DAYS[2], day(2))
+def forked(history: cases.History) -> None:
+    other = replace(history.pipeline, name="other")
+    PipelineTester(other, input_schema=SCHEMA, root=history.root).run(DAYS[1], day(1))
+    source = open_storage(f"{history.root}/other")
+    fork(source, 1, coordinator_of(history.pipeline, history.root).at, run=cases.RUN, attempt="fork")
+    history.run(2)
 
 
-def new_schema(tester: PipelineTester) -> None:
-    tester.run(DAYS[1], day(1))
-    tester.deploy(replace(tester.pipeline, processor=Wider))
-    tester.run(DAYS[2], day(2))
-
-
-def dropped_between(tester: PipelineTester) -> None:
+def dropped_between(history: cases.History) -> None:
     """Of two intervals a day, only the second is kept."""
     half = DAY / 2
-    tester.deploy(replace(tester.pipeline, schedule=half, retention=AnyOf((KeepLast(1), KeepPerDay(9)))))
+    history.deploy(schedule=half, retention=AnyOf((KeepLast(1), KeepPerDay(9))))
     for n in range(4):
         interval = Interval(START + n * half, START + (n + 1) * half)
-        tester.run([("ann", 1, interval.start)], interval)
+        history.tester.run([("ann", 1, interval.start)], interval)
 
 
-TABLE: dict[str, tuple[Callable[[PipelineTester], None], dict[str, Any], list[dict[str, Any]]]] = {
+TABLE: dict[str, tuple[Callable[[cases.History], None], dict[str, Any], list[dict[str, Any]]]] = {
     "late rows": (
         late,
         {"time_mode": "event", "event_time": "at", "watermark_delay": timedelta(hours=1)},
         [{"checkpoint": 1}, {"checkpoint": 2}, {"checkpoint": 3, "late": 0}, {"checkpoint": 4, "late": 1}],
     ),
     "a replaced result and its stale successor": (
-        rerun,
+        cases.rerun,
         {},
         [
             {"checkpoint": 1, "status": "replaced by 3"},
@@ -233,11 +203,11 @@ TABLE: dict[str, tuple[Callable[[PipelineTester], None], dict[str, Any], list[di
         ],
     ),
     "another schema": (
-        new_schema,
+        cases.new_schema,
         {},
         [{"checkpoint": 1}, {"checkpoint": 2, "since": 1, "unknown": None, "changed": ["balance"]}],
     ),
-    "other shards": (rescaled, {}, [{"checkpoint": 1}, {"checkpoint": 2, "since": 1, "changed": ["balance"]}]),
+    "other shards": (cases.rescaled, {}, [{"checkpoint": 1}, {"checkpoint": 2, "since": 1, "changed": ["balance"]}]),
     "a quarantined checkpoint": (
         quarantined,
         {},
@@ -249,7 +219,7 @@ TABLE: dict[str, tuple[Callable[[PipelineTester], None], dict[str, Any], list[di
 @pytest.mark.parametrize("case", TABLE)
 def test_each_step_shows_status_and_unknown_base(tmp_path: Path, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     act, settings, wanted = TABLE[case]
-    act(on_disk(tmp_path, **settings))
+    act(cases.History(tmp_path, **settings))
     found = steps(tmp_path, "ann")
     with monkeypatch.context() as only_rocksdb:
         only_rocksdb.setattr(KeyVersions, "files_of", lambda *_: None)
@@ -274,7 +244,7 @@ def test_each_step_shows_status_and_unknown_base(tmp_path: Path, case: str, monk
 
 @pytest.mark.long("half a second", runs_in="ci")
 def test_option_all_lists_the_output_of_dropped_checkpoints(tmp_path: Path) -> None:
-    dropped(on_disk(tmp_path))
+    dropped(cases.History(tmp_path))
     found = steps(tmp_path, "ann", "--all")
     assert [(s["checkpoint"], s["status"], len(s["output"])) for s in found] == [
         (1, "dropped", 1),
@@ -289,14 +259,7 @@ def test_option_all_lists_the_output_of_dropped_checkpoints(tmp_path: Path) -> N
 
 
 def test_an_output_without_key_columns_is_reported(tmp_path: Path) -> None:
-    class Anonymous(accounts().processor):  # type: ignore[misc,name-defined]
-        def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Any:
-            from pyspark.sql import Row
-
-            for row in super().handleInputRows(key, rows, timerValues):
-                yield Row(balance=row.balance)
-
-    on_disk(tmp_path, processor=Anonymous, output_schema="balance long").run(DAYS[1], day(1))
+    cases.History(tmp_path, processor=cases.Anonymous, output_schema="balance long").run(1)
     assert steps(tmp_path, "ann")[0]["output"] is None
     assert "  the output has no key columns, so rows of the key can't be told apart" in history(tmp_path, "ann").stdout
 
@@ -313,7 +276,7 @@ def test_a_pipeline_without_checkpoints_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_error_for_a_damaged_record_names_its_file(tmp_path: Path) -> None:
-    rerun(on_disk(tmp_path))
+    cases.rerun(cases.History(tmp_path))
     (tmp_path / "accounts" / paths.record(1)).write_bytes(b"{}")
     assert f"{paths.record(1)}: " in history(tmp_path, "ann").stderr
 
