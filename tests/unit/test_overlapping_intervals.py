@@ -41,13 +41,6 @@ def halves(n: int) -> tuple[Interval, Interval]:
     return Interval(day(n).start, noon), Interval(noon, day(n).end)
 
 
-def days_of(count: int, **options: object) -> Folder:
-    folder = Folder(**options)  # type: ignore[arg-type]
-    for n in range(1, count + 1):
-        folder.run(day(n), f"d{n}")
-    return folder
-
-
 def current(folder: Folder) -> list[Interval]:
     return sorted(folder.coordinator.log().current_outputs())
 
@@ -106,7 +99,7 @@ def test_current_outputs_of_random_overlapping_intervals_match_a_full_scan() -> 
 
 def test_half_of_a_committed_interval_is_refused_without_replace_overlapping() -> None:
     """Three checkpoints, and one read gave every row twice."""
-    folder = days_of(1)
+    folder = Folder(days=1)
     with pytest.raises(UsageError, match="output of intervals with other boundaries overlaps this interval") as refused:
         folder.run(AM, "am")
     assert "[2024-01-01T00:00:00Z, 2024-01-02T00:00:00Z) (checkpoint 1)" in str(refused.value)
@@ -117,7 +110,7 @@ def test_half_of_a_committed_interval_is_refused_without_replace_overlapping() -
 @pytest.mark.long("half a second", runs_in="ci")
 def test_an_hourly_backfill_with_replace_overlapping_replaces_a_committed_day() -> None:
     """Each hour says that it replaces. The first one takes the day away; hours that have not run yet are missing until they do."""
-    folder = days_of(3)
+    folder = Folder(days=3)
     with pytest.raises(UsageError, match="replace_overlapping"):
         folder.run(hours(2)[0], "h0")
     for n, h in enumerate(hours(2)):
@@ -129,7 +122,7 @@ def test_an_hourly_backfill_with_replace_overlapping_replaces_a_committed_day() 
 
 @pytest.mark.long("half a second", runs_in="ci")
 def test_a_day_replaces_its_committed_hours_only_with_replace_overlapping() -> None:
-    folder = days_of(1, policy=KeepLast(100))
+    folder = Folder(days=1, policy=KeepLast(100))
     for n, h in enumerate(hours(2)):
         folder.run(h, f"h{n}")
     with pytest.raises(UsageError, match=r"\(checkpoint 4\)\n  and 21 more"):
@@ -139,7 +132,7 @@ def test_a_day_replaces_its_committed_hours_only_with_replace_overlapping() -> N
 
 
 def test_the_next_day_is_refused_until_both_halves_of_a_replaced_day_have_run() -> None:
-    folder = days_of(2)
+    folder = Folder(days=2)
     folder.run(halves(2)[0], "am", permissions=REPLACE)
     with pytest.raises(StaleStateError) as refused:
         folder.run(day(3), "d3")
@@ -164,7 +157,7 @@ def test_local_days_on_which_clocks_change_do_not_overlap(at: tuple[int, int, in
 @pytest.mark.parametrize("hours_to_the_next_midnight", [5, 19])
 def test_days_of_a_new_time_zone_follow_only_after_the_gap_has_run(hours_to_the_next_midnight: int) -> None:
     """West and east of the old one: the days begin elsewhere. Once the hours between were run, the new days follow."""
-    folder = days_of(3)
+    folder = Folder(days=3)
     midnight = day(4).start + hours_to_the_next_midnight * HOUR
     with pytest.raises(UsageError, match="with other boundaries overlaps"):
         folder.run(Interval(midnight - DAY, midnight), "overlaps")
@@ -176,7 +169,7 @@ def test_days_of_a_new_time_zone_follow_only_after_the_gap_has_run(hours_to_the_
 
 
 def test_a_rewind_keeps_current_output_and_its_interval_boundaries() -> None:
-    folder = days_of(3)
+    folder = Folder(days=3)
     rewind(folder.coordinator.at, 1, run=run("back"), attempt="back")
     assert current(folder) == [day(1), day(2), day(3)]
     with pytest.raises(UsageError, match="with other boundaries overlaps"):
@@ -186,7 +179,7 @@ def test_a_rewind_keeps_current_output_and_its_interval_boundaries() -> None:
 
 
 def test_the_last_intact_checkpoint_is_found_despite_overlapping_output() -> None:
-    folder = days_of(3)
+    folder = Folder(days=3)
     damaged = content(halves(3)[1], "x")
     sound = VerifiedCheckpoint(id=2, entries=0, findings=())
     with mock.patch.object(verify, "_checkpoint", lambda *_: sound):
@@ -195,7 +188,7 @@ def test_the_last_intact_checkpoint_is_found_despite_overlapping_output() -> Non
 
 
 def test_verify_reports_overlapping_output_of_earlier_releases() -> None:
-    folder = days_of(2)
+    folder = Folder(days=2)
     assert not [f for f in verify.verify_pipeline(folder.storage).findings if "overlap" in f]
     with mock.patch.object(lineage, "overlapping_outputs", lambda log, interval: []):
         folder.run(halves(1)[0], "am")
@@ -204,14 +197,14 @@ def test_verify_reports_overlapping_output_of_earlier_releases() -> None:
 
 
 def test_files_that_were_replaced_go_with_their_checkpoint_and_marks_with_the_sweep() -> None:
-    folder = days_of(2, policy=KeepLast(2))
+    folder = Folder(days=2, policy=KeepLast(2))
     folder.coordinator.publish(None)
     for n, half in enumerate(halves(2)):
         folder.run(half, f"h{n}", permissions=REPLACE)
         folder.publish_and_clean_up()
     folder.run(day(3), "d3")
     folder.publish_and_clean_up()
-    left = {"d1": day(1), "h0": halves(2)[0], "h1": halves(2)[1], "d3": day(3)}
+    left = {"a1": day(1), "h0": halves(2)[0], "h1": halves(2)[1], "d3": day(3)}
     assert folder.paths(paths.OUTPUT) == {paths.output(i, attempt, 0, 0) for attempt, i in left.items()}
     sweep(folder.storage, "counting", now_ms=10**15, min_age=timedelta(0))
     assert paths.published(day(2), 2) not in folder.paths() and paths.published(day(2), 3) in folder.paths()
@@ -219,7 +212,7 @@ def test_files_that_were_replaced_go_with_their_checkpoint_and_marks_with_the_sw
 
 
 def test_the_sink_is_called_without_files_for_an_interval_whose_output_was_replaced() -> None:
-    folder = days_of(2)
+    folder = Folder(days=2)
     calls: list[tuple[list[str], Interval, int]] = []
     pipeline = bare_pipeline(name="counting", sink=lambda spark, files, interval, n: calls.append((files, interval, n)))
     hook = pipeline.sink_hook(None, "root")
