@@ -15,7 +15,7 @@ import pytest
 from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.adapters.rocks import GIB, EngineOptions, RocksStore, SortedRun
 from state_backend.shard.changelog_store import ChangelogOptions
-from state_backend.shard.consolidation import consolidate, count_bytes, live_bytes, plan_consolidation
+from state_backend.shard.consolidation import Consolidation, consolidate, count_bytes, live_bytes, plan_consolidation
 from state_backend.shard.file_cache import FileCache
 from state_backend.shard.restore import restore_shard
 from state_backend.state import layout
@@ -41,8 +41,8 @@ def run(size_mib: float, *, deletions: int = 0, raw_mib: float | None = None) ->
     )
 
 
-def plan(runs: list[SortedRun], **changes: Any) -> tuple[int, str | None]:
-    """What is merged and what is put off. By default all puts of the newer runs replace some of the oldest."""
+def planned(runs: list[SortedRun], **changes: Any) -> Consolidation:
+    """By default all puts of the newer runs replace some of the oldest."""
     given = {
         "live_raw_bytes": runs[-1].raw_bytes if runs else 0,
         "ranges_deleted": False,
@@ -52,7 +52,12 @@ def plan(runs: list[SortedRun], **changes: Any) -> tuple[int, str | None]:
         "sequence": 0,
         "free_bytes": 1024 * GIB,
     }
-    made = plan_consolidation(runs, **(given | changes))
+    return plan_consolidation(runs, **(given | changes))
+
+
+def plan(runs: list[SortedRun], **changes: Any) -> tuple[int, str | None]:
+    """What is merged and what is put off."""
+    made = planned(runs, **changes)
     return made.merged_runs, made.put_off
 
 
@@ -76,24 +81,23 @@ def test_the_newest_runs_are_merged_where_that_costs_least_per_run(sizes: list[i
     assert plan([run(size) for size in sizes], live_raw_bytes=GIB) == (merged, None)
 
 
-@pytest.mark.parametrize(("newer_mib", "merged"), [(79, 0), (81, 2), (120, 2)])
-def test_a_shard_is_rewritten_when_too_much_of_it_is_obsolete(newer_mib: int, merged: int) -> None:
-    assert plan([run(newer_mib), run(100)]) == (merged, None)
-
-
-def test_new_keys_are_no_reason_to_rewrite() -> None:
-    assert plan([run(500), run(100)], live_raw_bytes=600 * MIB) == (0, None)
-
-
-def test_deleted_entries_count_as_much_as_they_held() -> None:
-    """TTL: half of the entries deleted by small records. What is left would fit in half the bytes."""
-    assert plan([run(1, deletions=1024), run(100)], live_raw_bytes=50 * MIB) == (2, None)
-    assert plan([run(1, deletions=1024), run(100)], live_raw_bytes=60 * MIB) == (0, None)
-
-
-def test_a_few_deletions_of_large_entries_cause_a_rewrite() -> None:
-    """Lists of large rows between many small timers: a hundredth of the records, and nearly all of the bytes."""
-    assert plan([run(0.1, deletions=1024), run(100)], live_raw_bytes=2 * MIB) == (2, None)
+@pytest.mark.parametrize(
+    ("newer", "live_mib", "merged"),
+    [
+        (run(79), 100, 0),
+        (run(81), 100, 2),
+        (run(120), 100, 2),
+        # New keys are no reason.
+        (run(500), 600, 0),
+        # TTL: half of the entries deleted by small records. What is left would fit in half the bytes.
+        (run(1, deletions=1024), 50, 2),
+        (run(1, deletions=1024), 60, 0),
+        # Lists of large rows between many small timers: a hundredth of the records, and nearly all of the bytes.
+        (run(0.1, deletions=1024), 2, 2),
+    ],
+)
+def test_a_shard_is_rewritten_when_too_much_of_it_is_obsolete(newer: SortedRun, live_mib: int, merged: int) -> None:
+    assert plan([newer, run(100)], live_raw_bytes=live_mib * MIB) == (merged, None)
 
 
 @pytest.mark.parametrize(
@@ -151,17 +155,7 @@ def test_a_merge_is_put_off_or_reduced_without_room_on_the_disk() -> None:
 
 
 def test_the_plan_estimates_the_bytes_that_a_rewrite_writes() -> None:
-    made = plan_consolidation(
-        [run(90), run(100)],
-        live_raw_bytes=100 * MIB,
-        ranges_deleted=False,
-        options=OPTIONS,
-        shard=0,
-        parallelism=1,
-        sequence=0,
-        free_bytes=GIB,
-    )
-    assert made.written_bytes == 100 * MIB
+    assert planned([run(90), run(100)], free_bytes=GIB).written_bytes == 100 * MIB
 
 
 def write(store: RocksStore, keys: list[int], rng: random.Random) -> dict[bytes, bytes]:
