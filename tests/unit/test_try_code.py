@@ -191,13 +191,7 @@ def test_a_promotion_of_the_past_gives_the_trials_results_and_can_be_taken_back(
     coordinator = coordinator_of(OLD, str(root))
     assert restore_command(coordinator.log(), plan, "/r") == "cairn restore 1 --root /r --pipeline counting --yes"
     assert plan.back is not None
-    target = plan.back.id
-    rewind(
-        coordinator.at,
-        target,
-        run=RunRef(run_id="back", clear_number=0, try_number=1),
-        attempt="0" * 8 + "-0000-0000-0000-" + "0" * 12,
-    )
+    rewind(coordinator.at, plan.back.id, run=RUN, attempt="0" * 8 + "-0000-0000-0000-" + "0" * 12)
     run(OLD, root, range(1, 5))
     assert coordinator.record("latest").content.digest == newest
 
