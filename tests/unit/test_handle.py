@@ -261,16 +261,17 @@ def test_timers_are_listed_in_order_and_unique(shard: Shard) -> None:
     assert shard.one(calls) == [-1, 3_000, 5_000]
 
 
+def registers(p: Calls, key: Any, rows: Any, timer_values: Any) -> Iterator[Any]:
+    return iter([p.handle.registerTimer(at) for at in rows][:0])
+
+
 def test_due_timers_fire_by_time_over_all_keys(shard: Shard) -> None:
     """Those up to now, past ones too, in the order of all key groups; each is listed while it fires, and gone afterwards."""
-
-    def on_rows(p: Calls, key: Any, rows: Any, timer_values: Any) -> Iterator[Any]:
-        return iter([p.handle.registerTimer(at) for at in rows][:0])
 
     def on_timer(p: Calls, key: Any, timer_values: Any, info: Any) -> Iterator[Any]:
         yield key.k, info.getExpiryTimeInMs(), list(p.handle.listTimers())
 
-    fired = shard.run({"a": [1_000, 1_001, 10], "b": [500, -5]}, on_rows, on_timer, groups={"b": 1})
+    fired = shard.run({"a": [1_000, 1_001, 10], "b": [500, -5]}, registers, on_timer, groups={"b": 1})
     assert fired == [
         ("b", -5, [-5, 500]),
         ("a", 10, [10, 1_000, 1_001]),
@@ -288,9 +289,6 @@ def test_a_timer_registered_by_a_timer_handler_fires_in_the_next_interval(
     monkeypatch.setattr("state_backend.state.timers._NOTED_TIMERS", 0)
     monkeypatch.setattr(RocksStore, "chunks", partialmethod(RocksStore.chunks, rows=1))
 
-    def on_rows(p: Calls, key: Any, rows: Any, timer_values: Any) -> Iterator[Any]:
-        return iter([p.handle.registerTimer(at) for at in rows][:0])
-
     def on_timer(p: Calls, key: Any, timer_values: Any, info: Any) -> Iterator[Any]:
         if info.getExpiryTimeInMs() == 100:
             p.handle.deleteTimer(200)
@@ -298,7 +296,7 @@ def test_a_timer_registered_by_a_timer_handler_fires_in_the_next_interval(
             (p.handle.deleteTimer if key.k == "deletes" else p.handle.registerTimer)(400)
         yield key.k, info.getExpiryTimeInMs()
 
-    fired = shard.run({"k": [100, 200, 300], "deletes": [100, 400]}, on_rows, on_timer, now_ms=400)
+    fired = shard.run({"k": [100, 200, 300], "deletes": [100, 400]}, registers, on_timer, now_ms=400)
     assert sorted(fired) == [("deletes", 100), ("k", 100), ("k", 300)]
     assert sorted(shard.run({}, on_timer=on_timer, now_ms=400)) == [("deletes", 150), ("k", 150), ("k", 400)]
 
@@ -346,13 +344,9 @@ def test_a_handle_call_is_refused_outside_its_handle_states(shard: Shard, call: 
 
 
 @pytest.mark.parametrize("call", _TIMER_CALLS)
-def test_timer_calls_are_refused_in_time_mode_none(shard: Shard, call: str) -> None:
+def test_timer_calls_are_refused_in_time_mode_none_and_in_init(shard: Shard, call: str) -> None:
     with pytest.raises(errors.ProcessorError, match=rf"INVALID_TIME_MODE\] {call} needs"):
         shard.one(lambda p: _TIMER_CALLS[call](p.handle), time_mode="none")
-
-
-@pytest.mark.parametrize("call", _TIMER_CALLS)
-def test_timer_calls_are_refused_in_init(call: str) -> None:
     with pytest.raises(PySparkRuntimeError, match="INVALID_HANDLE_STATE"):
         _TIMER_CALLS[call](DeclaringHandle(parse, "processing"))
 
@@ -367,17 +361,18 @@ def test_state_outside_a_key_is_refused(shard: Shard) -> None:
         shard.run({"k": [0]}, processor=Closing)
 
 
-@pytest.mark.parametrize("name", ["", " v", "v ", "default", "$v"])
-def test_an_empty_padded_or_reserved_state_name_is_refused(name: str) -> None:
-    with pytest.raises(errors.StateSchemaError, match="can't be the name of a state"):
-        DeclaringHandle(parse, "processing").getValueState(name, VALUE)
-
-
-def test_two_states_of_one_name_are_refused() -> None:
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        *((name, "can't be the name of a state") for name in ("", " w", "w ", "default", "$w")),
+        ("v", "'v' is declared twice"),
+    ],
+)
+def test_an_empty_padded_reserved_or_second_state_name_is_refused(name: str, says: str) -> None:
     handle = DeclaringHandle(parse, "processing")
-    handle.getValueState("v", VALUE)
-    with pytest.raises(errors.StateSchemaError, match="'v' is declared twice"):
-        handle.getMapState("v", USER_KEY, VALUE)
+    handle.getMapState("v", USER_KEY, VALUE)
+    with pytest.raises(errors.StateSchemaError, match=says):
+        handle.getValueState(name, VALUE)
 
 
 @pytest.mark.parametrize("time_mode", ["none", "event"])
@@ -683,6 +678,11 @@ def test_output_rows_that_do_not_fit_are_refused(shard: Shard, tmp_path: Path, r
         ([pd.DataFrame({"n": [1], "key": ["a"]})], "lacks the output column k; it has n, key"),
         ([pd.DataFrame([[1]])], "has 1 columns without names; the output has 2: k, n"),
         ([pd.DataFrame({"n": ["x"], "k": ["a"]})], "output column 'n' is int64"),
+        # Of pandas' own arrays, which only Spark's conversion knows.
+        (
+            [pd.DataFrame({"n": pd.array(["x"], dtype="string"), "k": ["a"]})],
+            "output column 'n' is int64, and a value does not fit",
+        ),
     ],
 )
 def test_output_frames_that_do_not_fit_are_refused(shard: Shard, tmp_path: Path, results: Any, message: str) -> None:
@@ -767,10 +767,3 @@ def test_state_in_init_is_refused_on_the_driver(method: str) -> None:
     state = DeclaringHandle(parse, "processing").getValueState("v", VALUE)
     with pytest.raises(errors.UsageError, match=rf"state 'v': {method} was called outside a handler, in init or close"):
         getattr(state, method)()
-
-
-def test_the_error_for_a_frame_value_of_a_wrong_type_names_the_column(shard: Shard, tmp_path: Path) -> None:
-    """Of pandas' own arrays, which only Spark's conversion knows."""
-    frame = pd.DataFrame({"n": pd.array(["x"], dtype="string"), "k": ["a"]})
-    with pytest.raises(errors.ProcessorError, match="output column 'n' is int64, and a value does not fit"):
-        shard.run({"k": [0]}, lambda *_: [frame], output=frames_to(tmp_path))
