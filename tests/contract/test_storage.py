@@ -119,19 +119,22 @@ def storage(request: pytest.FixtureRequest, tmp_path: Path, _server_if_marked: N
     return make(tmp_path / "storage")
 
 
-@pytest.mark.parametrize(
-    "make", [local, GCS, S3, AZURE, pytest.param(lambda _: MemoryStorage("memory://folders"), id="memory")]
-)
-def test_folders_are_listed_without_their_files(
-    make: Callable[[Path], Storage], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    storage = make(tmp_path)
-    for path in ("a/x/1", "a/x/2", "a/y/3", "b/4", "c"):
-        storage.create(path, b"")
+@pytest.fixture(params=[memory, local, GCS, S3, AZURE])
+def opened(
+    request: pytest.FixtureRequest, tmp_path: Path, _server_if_marked: None, monkeypatch: pytest.MonkeyPatch
+) -> Storage:
+    """What `open_storage` opens."""
+    storage: Storage = request.param(tmp_path)
     monkeypatch.setattr("state_backend.adapters.open_storage.open_storage", lambda url: storage)
-    assert [name for name in folders_in(storage.url, "") if name[0] != "."] == ["a", "b"]
-    assert folders_in(storage.url, "a") == ["x", "y"]
-    assert folders_in(storage.url, "c/d") == []
+    return storage
+
+
+def test_folders_are_listed_without_their_files(opened: Storage) -> None:
+    for path in ("a/x/1", "a/x/2", "a/y/3", "b/4", "c"):
+        opened.create(path, b"")
+    assert [name for name in folders_in(opened.url, "") if name[0] != "."] == ["a", "b"]
+    assert folders_in(opened.url, "a") == ["x", "y"]
+    assert folders_in(opened.url, "c/d") == []
 
 
 def outcome(call: Callable[[], object]) -> type[CairnError] | None:
@@ -491,19 +494,12 @@ def test_prefixes_that_leave_the_root_are_refused_at_once(storage: Storage, pref
         storage.list(prefix)
 
 
-@pytest.mark.parametrize(
-    "make", [local, GCS, S3, AZURE, pytest.param(lambda _: MemoryStorage("memory://all"), id="memory")]
-)
-def test_remove_all_deletes_every_file_and_returns_number_and_bytes(
-    make: Callable[[Path], Storage], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    storage = make(tmp_path)
-    storage.create("a/x", b"12")
-    storage.create("b", b"3")
-    monkeypatch.setattr("state_backend.adapters.open_storage.open_storage", lambda url: storage)
-    assert remove_all(storage.url, dry_run=True) == (2, 3) and paths(storage, "") == ["a/x", "b"]
-    assert remove_all(storage.url) == (2, 3) and paths(storage, "") == []
-    assert remove_all(storage.url) == (0, 0)
+def test_remove_all_deletes_every_file_and_returns_number_and_bytes(opened: Storage) -> None:
+    opened.create("a/x", b"12")
+    opened.create("b", b"3")
+    assert remove_all(opened.url, dry_run=True) == (2, 3) and paths(opened, "") == ["a/x", "b"]
+    assert remove_all(opened.url) == (2, 3) and paths(opened, "") == []
+    assert remove_all(opened.url) == (0, 0)
 
 
 # --- opening --------------------------------------------------------------------------------------------------------------
