@@ -27,7 +27,6 @@ import google_crc32c
 from cairn.operations.erase_keys import forget
 from cairn.operations.savepoints.restore_savepoint import restore_savepoint
 from cairn.operations.savepoints.take_savepoint import take_savepoint
-from cairn.pipeline import Pipeline
 from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.adapters.rocks import EngineOptions
@@ -49,7 +48,8 @@ from state_backend.values.marks import Savepoint
 from state_backend.values.operation_parameters import Erase
 from state_backend.values.records import Content
 from state_backend.values.retention import AnyOf, KeepLast, KeepQuarantined
-from tests.support.checkpoints import PIPELINE, START, day
+from tests.support.bare_pipeline import bare_pipeline
+from tests.support.checkpoints import PIPELINE, day
 from tests.support.coordinator import Coordinator
 from tests.support.faulty_storage import Fault as Planned
 from tests.support.faulty_storage import FaultyStorage, StopHere, lost_answer_at, stop_at
@@ -280,15 +280,7 @@ OPERATIONS = (
     Operation(name="claim", setup=a_savepoint("native"), run=lambda t: restore(t, "CLAIM"), changes=(NEW, SAVED)),
 )
 
-DECLARED = Pipeline(
-    name=PIPELINE,
-    start=START,
-    source=lambda spark, interval: ANY,
-    key=["k"],
-    processor=object,
-    output_schema="k string",
-    max_parallelism=MAX_PARALLELISM,
-)
+DECLARED = bare_pipeline(name=PIPELINE, max_parallelism=MAX_PARALLELISM)
 
 
 @contextmanager
