@@ -12,7 +12,6 @@ import subprocess
 import sys
 import time
 import traceback
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -26,7 +25,6 @@ from cairn.command import spark_server
 from cairn.command.airflow_rest import explain_errors
 from cairn.command.cli import app
 from cairn.operations.intervals.read_source import input_errors, read_source
-from cairn.pipeline import Interval, Pipeline
 from cairn.spark import server_command as server_command_module
 from cairn.spark import session as spark_session
 from cairn.spark.first_cause import first_cause
@@ -148,10 +146,8 @@ def test_a_source_is_not_blamed_for_a_lost_server() -> None:
     def lost(*_: Any) -> Any:
         raise RuntimeError("[SESSION_CLOSED] the server went")
 
-    start = datetime(2024, 1, 1, tzinfo=UTC)
-    pipeline = Pipeline(name="p", start=start, source=lost, key=["a"], processor=object, output_schema="a int")
     with pytest.raises(RuntimeError, match="the server went"):
-        read_source(cast(Any, None), pipeline, Interval(start, start + timedelta(days=1)), "root")
+        read_source(cast(Any, None), counting(source=lost), day(1), "root")
 
 
 def test_a_url_that_names_a_session_is_refused() -> None:
