@@ -338,30 +338,20 @@ def test_on_kill_after_the_end_does_nothing(fake: Callable[[str], Path]) -> None
     operator.on_kill()
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's PR_SET_PDEATHSIG")
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's PR_SET_PDEATHSIG, and looks at /proc")
+@pytest.mark.parametrize("supervised", [False, True], ids=["task", "supervisor"])
 @pytest.mark.long("seconds", runs_in="ci")
-def test_the_driver_dies_with_a_killed_task(fake: Callable[[str], Path]) -> None:
+def test_the_driver_dies_with_a_killed_task_or_supervisor(fake: Callable[[str], Path], supervised: bool) -> None:
+    """kill -9 of the supervisor: the kernel does not kill the task, which stops its driver, and another try will be started."""
     folder = fake("hang")
     code = "from cairn_operators.driver_process import DriverProcess; DriverProcess('fake_driver').run([], print)"
-    task = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.DEVNULL)
-    driver, _ = pids(folder)
-    task.kill()
-    task.wait()
-    assert gone([driver])
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
-@pytest.mark.long("seconds", runs_in="ci")
-def test_the_task_stops_its_driver_when_its_supervisor_is_gone(fake: Callable[[str], Path]) -> None:
-    """kill -9 of the supervisor: the kernel does not kill the task, and another try will be started."""
-    folder = fake("hang")
-    task = "from cairn_operators.driver_process import DriverProcess; DriverProcess('fake_driver').run([], print)"
-    code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {task!r}])"
-    supervisor = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    both = pids(folder)
-    supervisor.kill()
-    supervisor.wait()
-    assert gone(both, timeout_s=10)
+    if supervised:
+        code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {code!r}])"
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    driver, child = pids(folder)
+    process.kill()
+    process.wait()
+    assert gone([driver, child], timeout_s=10) if supervised else gone([driver])
 
 
 @pytest.mark.long("seconds", runs_in="ci")
