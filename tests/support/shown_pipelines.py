@@ -7,6 +7,7 @@ from typing import Any
 from state_backend.checkpoint.commit_attempt import CommitResult
 from state_backend.checkpoint.rewind import rewind
 from state_backend.ports.storage import Storage
+from state_backend.values.airflow_runs import DagSchedule
 from state_backend.values.key_groups import KeyGroupRange
 from state_backend.values.records import (
     InlineFile,
@@ -44,6 +45,12 @@ STATES = (
         versions=(SchemaVersion(version=1, value=_COUNT, user_key=None),),
     ),
 )
+
+
+def plan(**changes: Any) -> DagSchedule:
+    """That of a DAG which has runs up to day 9. The next one is due when day 10 has ended."""
+    said = {"paused": False, "asked_end": day(9).end, "next_due": day(10).end, "running": 0}
+    return DagSchedule(**(said | changes))
 
 
 def run_id(number: int) -> str:

@@ -32,6 +32,7 @@ from state_backend.values.errors import CairnError
 from state_backend.values.intervals import Interval
 from tests.support.checkpoints import PIPELINE, Folder, day
 from tests.support.log_in_memory import log_in_memory
+from tests.support.shown_pipelines import plan
 from tests.support.tiers import at_tier
 
 NOW = day(9).end + timedelta(minutes=30)
@@ -48,11 +49,6 @@ def run_of(number: int, state: str, ended_h: float | None = 0.2, **changes: Any)
     ended = None if ended_h is None else day(number).end + timedelta(hours=ended_h)
     made = {"run_id": f"{state}-{number}", "start": day(number).start, "end": day(number).end, "ended": ended}
     return DagRun(state=state, **(made | changes))
-
-
-def plan(**changes: Any) -> DagSchedule:
-    said = {"paused": False, "asked_end": day(9).end, "next_due": day(10).end, "running": 0}
-    return DagSchedule(**(said | changes))
 
 
 def bad(number: int, checkpoint: int, why: Any, by: int | None = None) -> Trouble:

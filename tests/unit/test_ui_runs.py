@@ -21,6 +21,7 @@ from state_backend.inspection.pipeline_health import Facts
 from state_backend.inspection.pipeline_status import Status
 from state_backend.values.airflow_runs import DagRun, DagSchedule, FailingTask, TaskTry, read_run
 from tests.support.checkpoints import day
+from tests.support.shown_pipelines import plan
 
 NOW = day(9).end + timedelta(hours=12)
 BEGAN = datetime(2024, 1, 10, tzinfo=UTC)
@@ -42,11 +43,6 @@ def run_of(number: int, state: str, ended_h: float | None = 1, began_h: float | 
         "ended": None if ended_h is None else day(number).end + timedelta(hours=ended_h),
     }
     return DagRun(**(made | changes))
-
-
-def plan(**changes: Any) -> DagSchedule:
-    said = {"paused": False, "asked_end": day(9).end, "next_due": day(10).end, "running": 0}
-    return DagSchedule(**(said | changes))
 
 
 def test_a_run_is_the_same_from_each_api_of_airflow() -> None:

@@ -31,10 +31,9 @@ from state_backend.inspection.describe import describe_log, origin_of
 from state_backend.ports.storage import Storage
 from state_backend.values import human_units as words
 from state_backend.values.airflow_commands import backfill_command, repair_command
-from state_backend.values.airflow_runs import DagSchedule
 from state_backend.values.errors import Rerun, StaleStateError, StorageUnavailable
 from tests.support.checkpoints import day, record
-from tests.support.shown_pipelines import ShownFolder, eventful, run_id, steady
+from tests.support.shown_pipelines import ShownFolder, eventful, plan, run_id, steady
 
 NOW = datetime(2024, 1, 10, 0, 30, tzinfo=UTC)
 RIDES = PipelineRef(name="rides", root="memory://ui", dag_id="rides", code="m:RIDES", restore_dags=("rides_restore",))
@@ -143,15 +142,10 @@ def overview_of(reading: Reading, airflow: FromAirflow | None = None) -> pipelin
 # --- the first look ------------------------------------------------------------------------------------------------------------------
 
 
-def schedule(**changes: Any) -> DagSchedule:
-    said = {"paused": False, "asked_end": day(9).end, "next_due": day(10).end, "running": 0}
-    return DagSchedule(**(said | changes))
-
-
 @pytest.mark.long("half a second", runs_in="ci")
 def test_the_list_and_the_overview_agree(rides: Reading) -> None:
     """Day 9 is quarantined: the list counted its checkpoint and said "on time", the overview said "late"."""
-    airflow = FromAirflow(schedule=schedule())
+    airflow = FromAirflow(schedule=plan())
     looked = pipeline_overview.overview_row(RIDES, Look(reading=rides), airflow, None, None, NOW)
     shown = overview_of(rides, airflow)
     assert looked.health == shown.health and "late by 30 min" in [one.text for one in shown.health]
@@ -172,7 +166,7 @@ def test_health_tells_the_worst_first(rides: Reading) -> None:
 
 def test_the_overview_shows_why_the_next_interval_cant_start_and_the_repair_command(rides: Reading) -> None:
     savepoint = {"checkpoint": 3, "savepoint": "file:///s/3"}
-    facts = pipeline_overview.facts_of(Look(reading=rides), FromAirflow(schedule=schedule()), NOW)
+    facts = pipeline_overview.facts_of(Look(reading=rides), FromAirflow(schedule=plan()), NOW)
     written = {13: round(NOW.timestamp() * 1000) - 90_000}
     shown = pipeline_overview.overview(RIDES, Look(reading=rides), facts, (), savepoint, written, {14: "d.html"})
     assert "its base, checkpoint 12, is stale" in shown.status["problem"].partition("\n")[0]
