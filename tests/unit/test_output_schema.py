@@ -244,10 +244,7 @@ class Outputs:
         return [row for b in batches for row in b.to_pylist()]
 
 
-A, AB, B = {"a": "integer"}, {"b": "string", "a": "long"}, {"b": "string"}
-
-
-AC = {"a": "integer", "c": "long"}
+A, AB, AC = {"a": "integer"}, {"b": "string", "a": "long"}, {"a": "integer", "c": "long"}
 
 
 @pytest.mark.parametrize("late", [False, True])

@@ -153,14 +153,15 @@ def test_a_checkpoint_dropped_by_retention_during_a_read_is_not_reported_as_dama
         rows(source, state, tmp_path)
 
 
+def no_spark() -> Any:
+    raise UsageError("a session is opened")
+
+
 def test_a_small_state_is_validated_without_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its restored entries are compared with the record in this process; the session of a larger state is opened."""
     pipeline = RealPipeline(tmp_path / "root")
     pipeline.run(1, "a1", {"a": 1, "b": 1})
     record = pipeline.coordinator.record(1)
-
-    def no_spark() -> Any:
-        raise UsageError("a session is opened")
 
     def validate(of: Any) -> Any:
         return validate_checkpoint(SessionOnDemand(no_spark), COUNTING, str(pipeline.root), of, dry_run=True)
@@ -188,9 +189,6 @@ def test_expectations_open_a_session_only_if_spark_evaluates_them(tmp_path: Path
     pipeline = RealPipeline(tmp_path / "root")
     pipeline.run(1, "a1", {"a": 1, "b": 1})
     record, folder = pipeline.coordinator.record(1), str(pipeline.root)
-
-    def no_spark() -> Any:
-        raise UsageError("a session is opened")
 
     def validate(*expectations: Any, **more: Any) -> Any:
         owner = replace(COUNTING, expectations=lambda: {"value": expectations}, **more)
