@@ -86,13 +86,14 @@ def test_an_old_listing_brings_no_deleted_lease_back(monkeypatch: pytest.MonkeyP
 
 
 class Clock:
-    """A folder in a storage whose time stands still between calls of ``commit``."""
+    """A folder with one day, in a storage whose time stands still between calls of ``commit``."""
 
     def __init__(self) -> None:
         self.ms = 0
         self.storage = MemoryStorage(now_ms=lambda: self.ms)
         self.folder = Folder(self.storage, inline=False, policy=KeepLast(1))
         self.days = 0
+        self.commit()
 
     def commit(self, seconds: int = 0) -> int:
         self.ms += 1000 * seconds
@@ -108,7 +109,6 @@ class Clock:
 
 def test_files_of_a_leased_checkpoint_stay_until_the_read_ends(tmp_path: Path) -> None:
     made = Clock()
-    made.commit()
     with holding(made.storage, 1, "a test"):
         made.commit(seconds=60)
         made.commit(seconds=60)
@@ -139,7 +139,6 @@ def test_taking_a_lease_reads_only_the_newest_record(monkeypatch: pytest.MonkeyP
 
 def test_a_lease_without_renewal_expires_by_the_clock_of_the_storage() -> None:
     made = Clock()
-    made.commit()
     lease = take_lease(made.storage, 1, "killed", timedelta(seconds=100))
     assert lease is not None
     made.commit(seconds=60)
@@ -156,7 +155,6 @@ def test_a_lease_without_renewal_expires_by_the_clock_of_the_storage() -> None:
 def test_a_lease_is_renewed_again_after_a_failure_and_then_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """Once its renewal is over, else the renewal would warn about the lease that is gone."""
     made, began, at_work, failures = Clock(), threading.Event(), list[str](), [StorageUnavailable("away")]
-    made.commit()
 
     def renew(*_: object) -> bool:
         while failures:
@@ -173,7 +171,6 @@ def test_a_lease_is_renewed_again_after_a_failure_and_then_given_back(monkeypatc
 
 def test_a_reader_without_write_permission_reads_without_a_lease_and_warns(caplog: pytest.LogCaptureFixture) -> None:
     made = Clock()
-    made.commit()
     refuses = FaultyStorage(made.storage, {0: Fault(error=PermissionRefused("read-only"), when="before")})
     with holding(refuses, 1, "a test"):
         pass
@@ -308,7 +305,6 @@ def test_a_query_that_asks_for_a_lease_gets_one_or_is_refused(tmp_path: Path, mo
 
 def test_a_log_that_cannot_be_read_leaves_no_lease() -> None:
     made = Clock()
-    made.commit()
     away = {1: Fault(error=StorageUnavailable("away"), when="before")}
     with pytest.raises(StorageUnavailable):
         take_lease(FaultyStorage(made.storage, away), 1, "a test")
