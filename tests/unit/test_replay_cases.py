@@ -19,14 +19,13 @@ from cairn.testing import PipelineTester
 from state_backend.adapters.open_storage import open_storage
 from state_backend.checkpoint.rewind import fork, rewind
 from state_backend.values.errors import NoSuchCheckpoint, StateUnusable, UsageError
-from state_backend.values.records import RunRef
 from state_backend.values.retention import KeepLast
 from tests.support.accounts import DAYS, SCHEMA, Accounts, accounts, at, position_of, read_only
-from tests.support.checkpoints import day
+from tests.support.checkpoints import day, run
 from tests.support.coordinator import Coordinator, coordinator_of
 from tests.support.replayed import Wider
 
-RUN = RunRef(run_id="by-hand", clear_number=0, try_number=1)
+RUN = run("by-hand")
 
 
 class History:

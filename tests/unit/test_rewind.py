@@ -91,9 +91,7 @@ def test_a_rewind_references_its_target_and_makes_the_rest_stale(inline: bool, s
     with pytest.raises(StaleStateError):
         base_of(folder, 5)
     # Output of the discarded days stays until they are run again.
-    assert {i: n for i, (n, _) in folder.coordinator.log().current_outputs().items()} == {
-        day(n): n for n in range(1, 5)
-    }
+    assert outputs(folder) == {day(n): n for n in range(1, 5)}
 
 
 def test_files_of_a_rewind_target_are_kept_after_retention_drops_the_target() -> None:

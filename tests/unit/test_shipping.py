@@ -49,8 +49,6 @@ from state_backend.values.parse_source import parse_source
 from tests.support.counting import counting
 from tests.support.layout import REPOSITORY
 
-ROOT = Path(__file__).resolve().parents[2]
-
 _FILES = {
     "shop/__init__.py": "import socket, threading\nLOCK, SOCKET = threading.Lock(), socket.socket()\n",
     "shop/parts/__init__.py": "",
@@ -159,13 +157,13 @@ def new(module: str, name: str) -> Any:
 
 
 def python(argument: list[str], given: str, environment: dict[str, str]) -> str:
-    how: dict[str, Any] = {"cwd": ROOT.parent, "capture_output": True, "text": True}
+    how: dict[str, Any] = {"cwd": REPOSITORY.parent, "capture_output": True, "text": True}
     ran = subprocess.run([sys.executable, *argument], input=given, env=environment, check=False, **how)
     assert ran.returncode == 0, ran.stderr
     return ran.stdout
 
 
-def in_worker(options: list[str], path: list[Path], root: Path | None = ROOT) -> list[Any]:
+def in_worker(options: list[str], path: list[Path], root: Path | None = REPOSITORY) -> list[Any]:
     """What one other process makes of the options, one after another. It has only ``path``."""
     environment = {k: v for k, v in os.environ.items() if k != "CAIRN_TEST_DRIVER"}
     environment["PYTHONPATH"] = os.pathsep.join(map(str, filter(None, [*path, root])))
@@ -305,7 +303,7 @@ def test_the_runtime_may_lie_in_a_zip(folder: Path) -> None:
 
     def told_by(change: str) -> Any:
         with zipfile.ZipFile(folder / "runtime.zip", "w") as file:
-            for package, root in (("cairn", ROOT / "jobs"), ("state_backend", ROOT)):
+            for package, root in (("cairn", REPOSITORY / "jobs"), ("state_backend", REPOSITORY)):
                 for module in (root / package).rglob("*.py"):
                     name = module.relative_to(root).as_posix()
                     more = change if name == "cairn/operations/copy_output.py" else ""
@@ -381,7 +379,7 @@ def test_every_processor_form_makes_a_new_instance_each_time(form: Any, argument
 
 def test_every_documented_form_makes_a_processor() -> None:
     """Each line of the block in the docs makes a processor, in a worker too."""
-    text = (Path(__file__).parents[2] / "docs" / "processors.md").read_text()
+    text = (REPOSITORY / "docs" / "processors.md").read_text()
     block = text.partition("## Arguments and modules\n```python\n")[2].partition("```")[0]
     made = []
     for line in block.splitlines():
@@ -512,7 +510,7 @@ print(json.dumps([[code_hash(value, "p") for value in values] for values in same
 
 @pytest.mark.long("ten seconds: processes")
 def test_equal_values_have_equal_hashes_in_every_process() -> None:
-    environments = ({**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(ROOT)} for seed in "12")
+    environments = ({**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(REPOSITORY)} for seed in "12")
     first, second = (json.loads(python(["-"], _VALUES, environment)) for environment in environments)
     assert first == second
     assert [n for n, hashes in enumerate(first) if len(set(hashes)) != 1] == []
