@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -54,8 +54,9 @@ class CommitCheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airflow i
             pipeline's code, and with it PySpark.
         storage_conn_id: Connection of type `google_cloud_platform`, `aws` or `wasb` for the root. None: the host's own
             identity.
-        validated: "fast" or "full" if the attempt has passed such a validation: the checkpoint then counts as
-            validated. False if a later task may still refuse the checkpoint. The asset's event has it as a boolean.
+        validated: `output` of the task that validated the attempt, or "fast" or "full" if the attempt has passed such a
+            validation: the checkpoint then counts as validated. False if a later task may still refuse the checkpoint.
+            The asset's event has it as a boolean.
         **kwargs: More arguments of Airflow's `BaseOperator`.
 
     Raises:
@@ -141,6 +142,9 @@ class CommitCheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airflow i
             """Store, as the duration of `phase`, the microseconds since the previous phase ended."""
             phases_us[phase] = int((time.monotonic() - started_s) * 1e6) - sum(phases_us.values())
 
+        if isinstance(self.validated, Mapping):
+            # A person who marks `validate` as success before it starts leaves its result for an older attempt.
+            self.validated = self.validated.get("attempt") == self.attempt and self.validated["mode"]
         try:
             pipeline = _pipeline_of(self.sink_of) if self.sink_of else None
             at = locate(self.root, self.pipeline)

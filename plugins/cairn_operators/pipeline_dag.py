@@ -108,7 +108,8 @@ def stateful_pipeline(
             more = retry_arguments(validate if isinstance(validate, Mapping) else None)
             validation = ValidateStateOperator(task_id="validate", pipeline=name, **target, **where, **more)
             if gate:
-                commit.validated = validation.output["mode"]
+                # None if `validate` has no result, as when a person marks it as success. A missing key would fail.
+                commit.validated = validation.output
                 validation >> commit
         if savepoint is not None:
             _add_savepoint(commit, name, where, savepoint)

@@ -16,7 +16,7 @@ from cairn_operators.failures import repair
 from cairn_operators.pipeline_asset import pipeline_asset
 from cairn_operators.request_of import request_of
 from cairn_operators.task_order import THEN_VALIDATES
-from cairn_operators.task_outputs import push_outputs, task_of
+from cairn_operators.task_outputs import task_of
 
 
 class ValidateStateOperator(DriverOperator):
@@ -103,11 +103,10 @@ class ValidateStateOperator(DriverOperator):
         stats.incr(f"cairn.validation.{verdict}", tags={"pipeline": self.pipeline or self.dag_of_pipeline})
         if not result["success"]:
             raise AirflowFailException(self._refusal(result))
-        push_outputs(context, mode=result.get("mode"))
         if self.asset is not None and (events := context.get("outlet_events")) is not None:
             told = ("checkpoint", "mode", "entries", "expectations")
             events[self.asset].extra = {**{name: result.get(name) for name in told}, "validated": True}
-        return result
+        return {**result, "attempt": self.attempt}
 
     def _target(self) -> str:
         for name in ("attempt", "savepoint", "checkpoint"):

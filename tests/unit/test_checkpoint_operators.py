@@ -61,9 +61,21 @@ def refuse(error: Exception) -> Callable[[], Any]:
     return commit
 
 
-@pytest.mark.parametrize("validated", [False, True, "full"])
+@pytest.mark.parametrize(
+    ("validated", "passed"),
+    [
+        (False, False),
+        (True, False),
+        ("full", True),
+        ({"attempt": "a1", "mode": "full"}, True),
+        # A person marked `validate` as success: it has the result of an earlier attempt or release, or none.
+        ({"attempt": "a0", "mode": "full"}, False),
+        ({"mode": "full"}, False),
+        (None, False),
+    ],
+)
 def test_the_checkpoint_task_commits_publishes_cleans_up_and_emits_asset_events(
-    monkeypatch: pytest.MonkeyPatch, validated: bool | str
+    monkeypatch: pytest.MonkeyPatch, validated: Any, passed: bool
 ) -> None:
     """The sink's table may be an asset, for DAGs that read the table."""
     table, alias = Asset("s3://warehouse/clicks"), AssetAlias("clicks")
@@ -71,9 +83,9 @@ def test_the_checkpoint_task_commits_publishes_cleans_up_and_emits_asset_events(
     assert operator.outlets == [operator.asset, table, alias]
     events = Events()
     result = run(operator, context(outlet_events=events))
-    assert asked == ["p", "commit a1", *["7 passed full"] * (validated == "full"), "publish None", "clean up"]
+    assert asked == ["p", "commit a1", *["7 passed full"] * passed, "publish None", "clean up"]
     assert (result["checkpoint"], result["base"], result["input_rows"]) == (7, 6, 6) and json.dumps(result)
-    told = {**result, "rows": 7, "bytes": 2, "validated": bool(validated)}
+    told = {**result, "rows": 7, "bytes": 2, "validated": passed or validated is True}
     assert [events[asset].extra for asset in operator.outlets] == [told, told, None]
 
 
@@ -123,8 +135,9 @@ def test_a_failed_validation_reports_its_findings_and_the_data_docs_page(fake: C
 
 def test_validation_and_savepoint_operators_send_their_arguments_to_the_driver(fake: Callable[[str], Path]) -> None:
     folder = fake('ok {"success": true, "findings": [], "docs": "d", "keys": 3}')
-    assert run(validate())["keys"] == 3
-    assert request_in(folder) == Validate(**OF_CODE, checkpoint="5", docs="/docs")
+    gate = run(ValidateStateOperator(task_id="v", code="m:P", root="r", attempt="a1"))
+    assert (gate["keys"], gate["attempt"]) == (3, "a1")
+    assert request_in(folder) == Validate(**OF_CODE, attempt="a1")
     run(savepoint(cadence=None))
     assert request_in(folder) == TakeSavepoint(**OF_CODE, checkpoint="5", folder="file:///s")
     run(savepoint(cadence=None, consolidate=True))
@@ -327,7 +340,7 @@ def test_a_gate_stands_between_process_and_checkpoint() -> None:
     assert dag.get_task("validate").attempt == dag.get_task("checkpoint").attempt
     assert dag.get_task("validate").attempt.key == "attempt"
     assert dag.get_task("validate").fast
-    assert dag.get_task("checkpoint").validated.key == "mode"
+    assert dag.get_task("checkpoint").validated.key == "return_value"  # Airflow passes None if the task has no result.
 
 
 @pytest.mark.parametrize(
