@@ -157,7 +157,8 @@ class CommitCheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airflow i
             failed: SinkFailed | None = None
             try:
                 if pipeline is None:
-                    publish(at, None, after=committed.log)
+                    # `process` may be older than the pipeline's sink, which still waits for output of other commits.
+                    publish(at, None, after=committed.log, of=committed.id)
                 else:
                     pipeline.call_sink(at, None, after=committed.log, code=self.sink_of)
             except SinkFailed as error:

@@ -46,6 +46,7 @@ def publish(
     replaced_last: bool = False,
     only: Collection[datetime] | None = None,
     code: str | None = None,
+    of: int | None = None,
 ) -> list[tuple[Interval, int]]:
     """Call the sink hook for each current output without a published mark. Return the published (interval, id) pairs.
 
@@ -59,12 +60,13 @@ def publish(
 
     `after`: The log as the caller's own commit left it. If another process has committed since, that process publishes
     its own output. `only`: The starts of the intervals to publish; None: all. `code`: module:NAME for printed commands.
+    `of`: Id of the commit whose output to publish; None: any commit.
     """
     log = after or read_newest(at.storage)
     published: list[tuple[Interval, int]] = []
     failed: list[tuple[Interval, int, Exception]] = []
     waiting = sorted(
-        unpublished_in(at.storage, log, own=after is not None),
+        (told for told in unpublished_in(at.storage, log, own=after is not None) if of in (None, told[1])),
         key=lambda told: (is_own(log, *told) != replaced_last, told),
     )
     for interval, checkpoint_id in waiting:

@@ -164,8 +164,8 @@ def checkpoint(
         record = commit()
         return SimpleNamespace(id=record.id, record=record, log=None)
 
-    def publish(at: Any, hook: Any, *, in_order: bool = False, **_: Any) -> None:
-        asked.append(f"publish {hook}{' in order' if in_order else ''}")
+    def publish(at: Any, hook: Any, *, in_order: bool = False, of: int | None = None, **_: Any) -> None:
+        asked.append(f"publish {hook}{' in order' if in_order else ''}{'' if of is None else f' of {of}'}")
         if sink_fails_for is not None:
             raise errors.SinkFailed("the sink of 'p' failed", frozenset({sink_fails_for}))
 

@@ -83,7 +83,7 @@ def test_the_checkpoint_task_commits_publishes_cleans_up_and_emits_asset_events(
     assert operator.outlets == [operator.asset, table, alias]
     events = Events()
     result = run(operator, context(outlet_events=events))
-    assert asked == ["p", "commit a1", *["7 passed full"] * passed, "publish None", "clean up"]
+    assert asked == ["p", "commit a1", *["7 passed full"] * passed, "publish None of 7", "clean up"]
     assert (result["checkpoint"], result["base"], result["input_rows"]) == (7, 6, 6) and json.dumps(result)
     told = {**result, "rows": 7, "bytes": 2, "validated": passed or validated is True}
     assert [events[asset].extra for asset in operator.outlets] == [told, told, None]

@@ -288,6 +288,8 @@ def test_output_that_is_given_up_is_not_tried_again() -> None:
         UsageError, match=r"(?s)starts at 2024-01-09T.* has no unpublished output .* start at: 2024-01-02T00:00:00Z"
     ):
         publish_output.skip_publication(folder.coordinator.at, [day(2).start, day(9).start])
+    folder.run(day(3), "a3")
+    assert folder.coordinator.publish(None, of=3) == [(day(3), 3)] and folder.coordinator.unpublished() == [(day(2), 2)]
     assert publish_output.skip_publication(folder.coordinator.at, [day(2).start]) == [(day(2), 2)]
     assert folder.coordinator.publish(sink) == [] and sink.has == [1]
 
