@@ -43,7 +43,7 @@ def of_checkpoint(page: Shown, number: int) -> Response:
             actions = [*actions_of(page.ref, log, record, page.airflow)]
             return {"row": row, "detail": detail, "stale": why, "actions": actions}
 
-        found = page.ask(f"checkpoint {number}", read)
+        found = page.ask(f"checkpoint {number} {page.airflow}", read)  # Its commands have this URL.
         there = page.runs_there([found["row"]])
         return found | {"in_airflow": there, "docs": page.docs, "validated": reading.validated}
 

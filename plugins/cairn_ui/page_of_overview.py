@@ -47,7 +47,7 @@ def of_overview(page: Shown) -> Response:
             facts = facts_of(page.look, airflow, datetime.now(UTC))
             return overview(ref, page.look, facts, last, savepoint, written, page.docs, page.airflow)
 
-        view = page.ask("overview", read)
+        view = page.ask(f"overview {page.airflow}", read)  # Its command has this URL.
         return replace(view, runs=_runs(page, reading, until, airflow, view.broken, last))
 
     return page.show("overview.html", view, stored=shown_page.reader.find_size(ref))

@@ -451,6 +451,19 @@ def test_a_mounted_application_answers_the_request_that_imports_it(monkeypatch: 
     assert sent == ["request"]
 
 
+def test_nobody_gets_a_command_with_the_host_of_another_request(pages: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from cairn_ui import airflow_database, shown_page
+
+    class Running(dict[Any, Any]):
+        def __delitem__(self, _: Any) -> None: ...  # Each read is still running when the next request comes.
+
+    monkeypatch.setattr(shown_page.reader, "_calls", Running())
+    monkeypatch.setattr(airflow_database, "airflow_url", str)
+    for host, path in itertools.product(("other", "own"), ("", "checkpoint/14")):
+        shown = pages.get(f"{BASE}/p/{pages.keys['rides']}/{path}", headers={"host": host}).text
+        assert re.findall('--airflow ([^ "<]+)', shown)[:1] == [f"http://{host}"], path
+
+
 def test_pages_refuse_http_methods_that_write(pages: Any) -> None:
     for method in ("post", "put", "patch", "delete"):
         assert getattr(pages, method)(f"{BASE}/p/{pages.keys['rides']}/").status_code == 405
