@@ -172,11 +172,11 @@ def _of_runs(facts: Facts) -> Iterator[Finding]:
     if schedule.waiting:
         title = "A task waits, without a worker slot, for another interval or for another pipeline"
         yield Finding("info", "waiting", title)
-    if schedule.running and behind is not None and not any(one.why == "missing" for one in found):
-        yield Finding("info", "running", f"{plural(schedule.running, 'run')} in progress")
-    elif schedule.paused:
-        title = "The DAG is paused: Airflow creates no runs"
+    if schedule.paused:
+        title = "The DAG is paused: Airflow creates no runs, and starts no task of the runs in progress"
         yield Finding("warn", f"paused, behind {late}" if behind is not None else "paused", title)
+    elif schedule.running and behind is not None and not any(one.why == "missing" for one in found):
+        yield Finding("info", "running", f"{plural(schedule.running, 'run')} in progress")
     elif schedule.next_due is None:
         # The schedule has ended, so no delay is shown. The last runs may have used another root, as in the demo.
         title = "The schedule has no more runs, and this root has no checkpoint of the last run's interval"

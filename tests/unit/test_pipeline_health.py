@@ -87,6 +87,8 @@ def facts(until: int = 9, schedule: DagSchedule | None = None, now: datetime = N
         (facts(8, plan(), runs=[run_of(9, "failed")]), "bad", ["1 failed", "late by 30 min"]),
         (facts(8, plan(paused=True)), "warn", ["paused, behind 30 min"]),
         (facts(8, plan(paused=True, asked_end=day(8).end, next_due=day(9).end)), "warn", ["paused, behind 30 min"]),
+        # Airflow starts no further task of this run.
+        (facts(8, plan(paused=True, running=1), runs=[run_of(9, "running", None)]), "warn", ["paused, behind 30 min"]),
         (facts(9, plan(paused=True)), "warn", ["paused"]),
         # No scheduler creates the run that is due.
         (facts(9, plan(), day(10).end + 2 * HOUR), "bad", ["late by 2 h"]),
