@@ -98,9 +98,10 @@ class Reader:
         self._lock = threading.Lock()
         self._calls: dict[tuple[str, str], Future[Any]] = {}
         self._readings: dict[str, Reading] = {}
+        # By connection and folder.
         self._logs: dict[tuple[str | None, str], tuple[float, Log]] = {}
-        self._storages: dict[str, Storage] = {}
-        self._written: dict[str, dict[int, int]] = {}
+        self._storages: dict[tuple[str | None, str], Storage] = {}
+        self._written: dict[tuple[str | None, str], dict[int, int]] = {}
         self._stored: dict[str, Stored] = {}
 
     def look(self, ref: PipelineRef, wait_s: float = WAIT_S) -> Look:
@@ -145,7 +146,7 @@ class Reader:
         Sweeps are left out. Dropped checkpoints are left out too: retention wrote their files anew long after the
         commit.
         """
-        known = self._written.setdefault(ref.key, {})
+        known = self._written.setdefault(_place(ref), {})
         whole = [n for n in ids if n not in known and isinstance(log.entry(n), Record)]
         if whole:
             infos = self.ask(
@@ -187,6 +188,8 @@ class Reader:
                 result = work()
             except BaseException as error:
                 problem = error
+                if isinstance(error, CairnError):
+                    self._forget(ref)
             del self._calls[(ref.key, what)]
             if problem is not None:
                 call.set_exception(problem)
@@ -198,10 +201,15 @@ class Reader:
         return call
 
     def _storage(self, ref: PipelineRef) -> Storage:
-        storage = self._storages.get(ref.key)
+        storage = self._storages.get(_place(ref))
         if storage is None:
-            storage = self._storages[ref.key] = self._open(ref)
+            storage = self._storages[_place(ref)] = self._open(ref)
         return storage
+
+    def _forget(self, ref: PipelineRef) -> None:
+        """Let the next read open the storage again: the connection may have other credentials by then."""
+        for cache in (self._logs, self._storages, self._written):
+            cache.pop(_place(ref), None)
 
     def _read(self, ref: PipelineRef) -> Reading:
         began_s = time.perf_counter()
@@ -224,21 +232,29 @@ class Reader:
 
     def _log(self, ref: PipelineRef, fresh_s: float = 0.0) -> Log:
         """Return a pipeline's log: the cached one if it was read less than `fresh_s` seconds ago, else read again."""
-        key = ref.storage_conn_id, ref.folder
-        read_s, known = self._logs.get(key, (0.0, None))
+        read_s, known = self._logs.get(_place(ref), (0.0, None))
         if known is None or self._clock() - read_s >= fresh_s:
-            storage = self._storage(ref)
-            known = known if known is not None and _is_there(storage, known) else None
-            log = read_log(storage, known)
+            if known is not None and not _is_there(known):
+                self._forget(ref)
+                known = None
+            log = read_log(self._storage(ref), known)
             if known is None or (log.head_id, log.quarantined) != (known.head_id, known.quarantined):
                 known = log  # If nothing changed, `known` is better: it has earlier records in memory.
-            self._logs[key] = self._clock(), known
+            self._logs[_place(ref)] = self._clock(), known
         return known
 
     def _chains(self, ref: PipelineRef) -> Chains:
         """Return a `Chains`, which judges by inputs whether results are out of date. It takes logs from this cache."""
-        here = replace(ref, dag_id=None)
-        return Chains(open_log=lambda root, name: self._log(replace(here, root=root, name=name), FRESH_S))
+
+        def open_log(root: str, name: str) -> Log:
+            upstream = replace(ref, root=root, name=name)
+            try:
+                return self._log(upstream, FRESH_S)
+            except CairnError:
+                self._forget(upstream)
+                raise
+
+        return Chains(open_log=open_log)
 
     def _count(self, ref: PipelineRef) -> None:
         total = files = 0
@@ -248,7 +264,11 @@ class Reader:
             self._stored[ref.key] = Stored(total=total, files=files, counted_s=self._clock())
 
 
-def _is_there(storage: Storage, log: Log) -> bool:
+def _place(ref: PipelineRef) -> tuple[str | None, str]:
+    return ref.storage_conn_id, ref.folder
+
+
+def _is_there(log: Log) -> bool:
     """Return True if the storage still has the log that was read before (`log`).
 
     After a person has deleted the pipeline's folder and started the pipeline again, the newest known record is missing,

@@ -27,6 +27,7 @@ from cairn_ui.pipeline_overview import FromAirflow
 from cairn_ui.pipelines_of_dags import PipelineRef
 from cairn_ui.read_logs import Look, NotAnswered, Reader, Reading
 from state_backend.adapters.memory_storage import MemoryStorage
+from state_backend.formats import paths
 from state_backend.inspection.describe import describe_log, origin_of
 from state_backend.ports.storage import Storage
 from state_backend.values import human_units as words
@@ -481,11 +482,24 @@ def test_a_log_read_stays_fresh_while_another_pipelines_storage_times_out() -> N
     well.go.set()
 
 
-def test_a_storage_error_is_shown_as_the_pipelines_problem() -> None:
-    def refuse(_: PipelineRef) -> Storage:
-        raise StorageUnavailable("the storage is away")
+def refuse(_: Any) -> Any:
+    raise StorageUnavailable("the storage is away")
 
+
+def test_a_storage_error_is_shown_as_the_pipelines_problem() -> None:
     assert Reader(refuse).look(RIDES) == Look(reading=None, problem="the storage is away")
+
+
+def test_after_a_failed_read_the_storage_is_opened_with_the_connection_as_it_is_now(storage: Storage) -> None:
+    opened, now_s = list[PipelineRef](), [0.0]
+    reader = Reader(lambda ref: opened.append(ref) or storage, clock=lambda: now_s[0])
+    first = reader.look(RIDES).reading
+    with pytest.raises(StorageUnavailable):
+        reader.ask(RIDES, "x", refuse)
+    now_s[0] = 10.0
+    second, other = reader.look(RIDES).reading, replace(RIDES, storage_conn_id="other")
+    assert first is not None and second is not None and second.log.entries is not first.log.entries
+    assert reader.ask(other, "x", str) and opened == [RIDES, RIDES, other]
 
 
 class Counted(MemoryStorage):
@@ -516,13 +530,15 @@ def test_a_second_look_reads_the_end_of_the_log_only() -> None:
 @pytest.mark.long("half a second", runs_in="ci")
 def test_a_folder_that_began_anew_is_read_anew() -> None:
     folders, now_s = [MemoryStorage("memory://ui/a"), MemoryStorage("memory://ui/b")], [0.0]
-    steady(folders[0], 5)
+    steady(folders[0], 4).day(5, "another result")
     eventful(folders[1])
     reader = Reader(lambda _: _Either(folders), clock=lambda: now_s[0])
-    assert reader.look(RIDES).reading.log.head_id == 5  # type: ignore[union-attr]
-    folders.pop(0)
-    now_s[0] = 10.0
-    assert reader.look(RIDES).reading.log.head_id == 14  # type: ignore[union-attr]
+    for head_id in (5, 14):
+        reading, info = reader.look(RIDES).reading, folders[0].stat(paths.record(4))
+        assert reading is not None and info is not None and reading.log.head_id == head_id
+        assert reader.written(RIDES, reading.log, [4]) == {4: info.modified_ms}
+        folders.pop(0)
+        now_s[0] = 10.0
 
 
 class _Either:
