@@ -9,7 +9,7 @@ from typing import Any
 from airflow.sdk import DAG, Asset, AssetAlias, Param
 from airflow.sdk.bases.xcom import BaseXCom
 
-from cairn_operators.airflow_versions import AirflowFailException, DownstreamTasksSkipped
+from cairn_operators.airflow_versions import AirflowFailException, DownstreamTasksSkipped, say_lacks
 from cairn_operators.check_dag_arguments import BY_HAND, checked_place
 from cairn_operators.failures import InputMissing, StaleBase
 from cairn_operators.pipeline_asset import pipeline_asset
@@ -126,6 +126,8 @@ class RunIntervalsOperator(WaitingOperator):
             permissions=parse_permissions(self.permissions),
             dry_run=_yes("dry_run", self.only_plan),
         )
+        if context["ti"].try_number > 1:
+            say_lacks(self.log, "clear number of an active run")
         try:
             try:
                 result, committed = self.run_and_collect(request)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from airflow.sdk import DAG, Param
 
-from cairn_operators.airflow_versions import AirflowFailException
+from cairn_operators.airflow_versions import AirflowFailException, say_lacks
 from cairn_operators.ask_person import agreed_before, ask_person, check_approved
 from cairn_operators.check_dag_arguments import BY_HAND, checked_place
 from cairn_operators.driver_operator import DriverOperator
@@ -138,6 +138,7 @@ class RestoreStateOperator(DriverOperator):
         from state_backend.adapters.open_storage import open_storage
         from state_backend.checkpoint.savepoints import read_claim
 
+        say_lacks(self.log, "clear number of an active run")
         kind = self._kind()
         if kind == "savepoint" and self.claim == "CLAIM":
             claim = read_claim(open_storage(self.target.strip()))

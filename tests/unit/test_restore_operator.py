@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cairn_operators import RestoreStateOperator, restore_pipeline
+from cairn_operators import RestoreStateOperator, airflow_versions, restore_pipeline
 from cairn_operators.airflow_versions import AirflowFailException
 from cairn_operators.ask_person import agreed_key
 from cairn_operators.request_of import run_of
@@ -241,6 +241,7 @@ def test_a_retry_reuses_the_savepoint_restore_that_an_earlier_try_committed(
     asked: list[dict[str, Any]],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
     claim: str,
     half_deleted: bool,
 ) -> None:
@@ -268,10 +269,12 @@ def test_a_retry_reuses_the_savepoint_restore_that_an_earlier_try_committed(
         claim_savepoint(LocalStorage(tmp_path), Claim(savepoint="saved", owner="us", attempt=made._attempt(where)))
     monkeypatch.undo()
     monkeypatch.setattr(RestoreStateOperator, "run_driver", run_driver)
+    monkeypatch.setattr(airflow_versions, "has", lambda name: name != "clear number of an active run")
     where["ti"].try_number += 1
     assert run(made, where) == {"kind": "savepoint", "checkpoint": 5, "discarded": []}
     assert len(asked) == 1 and folder.coordinator.log().head_id == 5
     assert len(calls) == 1 + (half_deleted and claim == "CLAIM")
+    assert "mark the run as failed before you clear it" in capsys.readouterr().out
 
 
 def test_a_savepoint_that_another_attempt_claimed_is_left_alone(
