@@ -7,9 +7,11 @@ import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from cairn.operations.intervals.plan_interval import plan_zone
+from cairn.operations.validation.row_json import row_json
 from state_backend.values import zones
 from state_backend.values.errors import UsageError
 from state_backend.values.zones import local_zone, zone_of
@@ -47,6 +49,8 @@ def test_spark_zone_names_give_utc_offsets(name: str, canonical: str, winter_min
             offset = timedelta(minutes=minutes)
             assert at.astimezone(zone.rules).utcoffset() == at.astimezone().utcoffset() == offset
             assert datetime.fromtimestamp(at.timestamp()) == at.replace(tzinfo=None) + offset
+            (shown,) = row_json(pa.table({"at": pa.array([at], pa.timestamp("us", "UTC"))}), ["at"], name).to_pylist()
+            assert datetime.fromisoformat(shown[7:-2]).utcoffset() == offset
     assert os.environ.get("TZ") == before
     assert datetime.fromtimestamp(0).astimezone().utcoffset() == timedelta(0)
 

@@ -6,12 +6,13 @@ import base64
 import json
 import re
 from collections.abc import Callable, Sequence
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, tzinfo
 from typing import Any
-from zoneinfo import ZoneInfo
 
 import pyarrow as pa
 import pyarrow.compute as pc
+
+from state_backend.values.zones import zone_of
 
 _ESCAPED = r'["\\\x00-\x1f]'
 
@@ -57,13 +58,13 @@ def _to_json(kind: pa.DataType, zone: str) -> Callable[[Any], str]:
     if pa.types.is_date(kind):
         return lambda value: f'"{date.isoformat(value)}"'
     if pa.types.is_timestamp(kind):
-        return (lambda value: f'"{_instant(value, ZoneInfo(zone))}"') if kind.tz is not None else _wall_time
+        return (lambda value: f'"{_instant(value, zone_of(zone).rules)}"') if kind.tz is not None else _wall_time
     if pa.types.is_binary(kind):
         return lambda value: f'"{base64.b64encode(value).decode()}"'
     return _quote
 
 
-def _instant(value: datetime, zone: ZoneInfo) -> str:
+def _instant(value: datetime, zone: tzinfo) -> str:
     local = value.astimezone(UTC).astimezone(zone)
     text = local.replace(tzinfo=None).isoformat(timespec="milliseconds")
     offset = f"{local:%z}"
