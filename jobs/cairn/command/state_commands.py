@@ -81,8 +81,8 @@ def restore(
         bool,
         typer.Option(
             "--yes",
-            help="With a checkpoint: agree to discard later checkpoints and to retract output. Without --yes, the command only "
-            "shows them, with exit code 2.",
+            help="With a checkpoint: agree to the restore. Without --yes, the command only shows what would happen, with exit "
+            "code 2.",
         ),
     ] = False,
     spark: Annotated[str, spark_option(" for --savepoint")] = LOCAL_SPARK,
@@ -113,7 +113,7 @@ def _rewind(request: Restore, dag: str | None, *, yes: bool, as_json: bool) -> i
     what = str(plan) if command is None else f"{plan}\n{command}"
     if request.dry_run:
         return _say({"dry_run": True, **describe_rewind(plan), "command": command}, what, as_json)
-    if (plan.discards or plan.retracts) and not yes:
+    if not yes:
         raise UsageError(f"{what}\nNothing was done. To agree, run the same command with --yes")
     said = restore_checkpoint(request, plan)
     text = f"checkpoint {said['checkpoint']} is now the newest, with the state of checkpoint {plan.target.id}\n{what}"
