@@ -9,6 +9,7 @@ from state_backend.checkpoint.forgotten_keys import check_rerun
 from state_backend.checkpoint.log import Log, interval_of, kind_of, left_same_state
 from state_backend.checkpoint.newest_state import is_superseded, newest_of, valid_states
 from state_backend.values.airflow_commands import command_line
+from state_backend.values.day_or_instant import format_duration
 from state_backend.values.errors import Rerun, StaleStateError, StateGapError, StateUnusable, UsageError
 from state_backend.values.frozen import frozen
 from state_backend.values.intervals import Interval, format_instant, from_ms
@@ -295,7 +296,6 @@ def _bridge(log: Log, schedule: Schedule | None, gap: Interval) -> str | None:
     if interval_from(schedule, gap.start) is not None:
         return None
     end = min(first_interval(schedule, gap.start).start, gap.end)
-    seconds = (end - gap.start).total_seconds()
     one = Interval(gap.start, end)
     overlaps = any(other.overlaps(one) for other, _ in log.outputs_near(one))
     command = command_line(
@@ -303,7 +303,7 @@ def _bridge(log: Log, schedule: Schedule | None, gap: Interval) -> str | None:
         code=log.code,
         root=log.entries.root,
         from_=gap.start,
-        every=f"{seconds:g}s",
+        every=format_duration(end - gap.start),
         replace_overlapping=overlaps,
     )
     return (

@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta, tzinfo
 from state_backend.values.errors import UsageError
 from state_backend.values.intervals import format_instant
 
+_SECONDS = {"d": 86_400, "h": 3_600, "m": 60, "s": 1}
 _DAY = re.compile(r"\d{4}-\d{2}-\d{2}|\d{8}")
 
 
@@ -57,10 +58,16 @@ def parse_instant(name: str, text: str) -> datetime:
 
 def parse_duration(text: str) -> timedelta:
     """Return a duration from a text like 90s, 30m, 12h or 3d."""
-    match = re.fullmatch(r"(\d{1,6})([smhd])", text)
-    if match is None:
+    match = re.fullmatch(r"(\d{1,11})([smhd])", text)
+    if match is None or (seconds := int(match[1]) * _SECONDS[match[2]]) > 999_999 * _SECONDS["d"]:
         raise UsageError(f"not a duration: {text!r}; expected a number and one of s, m, h, d, like 12h")
-    return int(match[1]) * timedelta(**{{"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}[match[2]]: 1})
+    return timedelta(seconds=seconds)
+
+
+def format_duration(duration: timedelta) -> str:
+    """Return the text of whole seconds for `parse_duration`, in the largest unit that leaves no rest, like 36h."""
+    seconds = int(duration.total_seconds())
+    return next(f"{seconds // one}{unit}" for unit, one in _SECONDS.items() if seconds % one == 0)
 
 
 def _parse(name: str, text: str, days: int = 0) -> datetime:

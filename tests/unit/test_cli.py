@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import random
 import shlex
 import shutil
 import sys
@@ -20,7 +21,7 @@ from state_backend.adapters.local_storage import LocalStorage
 from state_backend.checkpoint.sweep_files import sweep
 from state_backend.formats import paths
 from state_backend.values import errors
-from state_backend.values.day_or_instant import parse_duration
+from state_backend.values.day_or_instant import format_duration, parse_duration
 from state_backend.values.errors import SinkFailed, UsageError
 from state_backend.values.retention import KeepLast
 from tests.support.checkpoints import PIPELINE, Folder, day
@@ -315,7 +316,11 @@ def test_a_duration_is_a_number_and_a_unit() -> None:
     assert [parse_duration(t) for t in ("0s", "90m", "12h", "3d")] == [
         timedelta(0), timedelta(minutes=90), timedelta(hours=12), timedelta(days=3)
     ]  # fmt: skip
-    for wrong in ("", "3", "d", "-1d", "1.5h", "3 d", "9999999d"):
+    seconds = {0: "0d", 60: "1m", 90: "90s", 90_000: "25h", 1_209_600: "14d", 2_160_001: "2160001s"}
+    assert {n: format_duration(timedelta(seconds=n)) for n in seconds} == seconds
+    for some in (timedelta(seconds=random.Random(k).randrange(86_400 * 10**k)) for k in range(7)):
+        assert parse_duration(format_duration(some)) == some
+    for wrong in ("", "3", "d", "-1d", "1.5h", "3 d", "9999999d", "9" * 99 + "s"):
         with pytest.raises(UsageError, match="duration"):
             parse_duration(wrong)
 

@@ -184,7 +184,7 @@ def test_after_a_change_of_the_schedule_one_interval_closes_the_gap() -> None:
         "The schedule has changed from cron '0 0 * * *' in UTC to cron '0 6 * * *' in UTC, and no interval of the new schedule begins at "
         "2024-01-03T00:00:00Z.",
         "Run one interval outside of the schedule, from there to 2024-01-03T06:00:00Z:",
-        "cairn run --code module:NAME --root memory:// --from 2024-01-03T00:00:00Z --every 21600s",
+        "cairn run --code module:NAME --root memory:// --from 2024-01-03T00:00:00Z --every 6h",
     ]
 
 

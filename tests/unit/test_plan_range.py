@@ -321,7 +321,7 @@ def test_a_changed_interval_length_is_refused_unless_from_is_given(tmp_path: Pat
         (
             ["--every", "12h", "--from", "2024-01-09T00:00Z"],
             {"last": START + DAY - timedelta(seconds=1), "replace_overlapping": True},
-            "--to 2024-01-01T12:00:00Z --every 43200s --reprocess all --replace-overlapping",
+            "--to 2024-01-01T12:00:00Z --every 12h --reprocess all --replace-overlapping",
         ),
     ],
 )
@@ -392,7 +392,7 @@ def test_ctrl_c_names_what_is_left_of_the_range(
     monkeypatch.setattr("sys.argv", ["cairn", "as", "typed"])
     command = ["run", "--code", "pipelines.aircraft:AIRCRAFT", "--root", str(tmp_path), "--every", "1d"]
     result = CliRunner().invoke(app, [*command, *words])
-    left = f"cairn {shlex.join(command[:-2])} --from {format_instant(day((at or 0) + 1).start)} --to 2024-01-03T00:00:00Z --every 86400s"
+    left = f"cairn {shlex.join(command[:-2])} --from {format_instant(day((at or 0) + 1).start)} --to 2024-01-03T00:00:00Z --every 1d"
     assert result.exit_code == 130 and result.stderr.split("Stopped by Ctrl-C\n")[1].rstrip("\n") == (
         says.replace("MORE", left).rstrip("\n")
     ), result.output

@@ -148,7 +148,7 @@ OUTPUT = pipeline_of(output_schema="user string, kind string, total string, item
         (f"{TYPED}:OUTPUT", {}, "does not fit the output of", "name"),
         (CODE, {"gone": 2}, "2024-01-04T00:00:00Z)", "the source raised"),
         (CODE, {"--root": SAME}, "the root of a trial", "Use production's root: "),
-        (CODE, {"--to": "2024-01-02T12:00", "--every": "12h"}, "the boundaries differ", "--every 86400s"),
+        (CODE, {"--to": "2024-01-02T12:00", "--every": "12h"}, "the boundaries differ", "--every 1d"),
         (CODE, {"--from": "2024-02-01", "--to": "2024-02-02"}, "can't begin at", "The trial can begin at"),
     ],
 )

@@ -11,7 +11,7 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 
-from state_backend.values.day_or_instant import parse_duration
+from state_backend.values.day_or_instant import format_duration, parse_duration
 from state_backend.values.operation_parameters import Operation
 
 
@@ -72,7 +72,7 @@ def _find_type(hint: Any) -> Any:
 
 def _shown(default: Any) -> Any:
     if isinstance(default, timedelta):
-        return f"{default.days}d" if default == timedelta(days=default.days) else f"{int(default.total_seconds())}s"
+        return format_duration(default)
     return None if default == () else default
 
 

@@ -42,7 +42,7 @@ from state_backend.checkpoint.trials import check_no_trial
 from state_backend.inspection.chain_of import At, chain_order
 from state_backend.ports.storage import Storage
 from state_backend.values.airflow_commands import backfill_command, command_line, heal_command
-from state_backend.values.day_or_instant import last_instant, needs_zone
+from state_backend.values.day_or_instant import format_duration, last_instant, needs_zone
 from state_backend.values.environment import Variable
 from state_backend.values.errors import CairnError, Rerun, UsageError
 from state_backend.values.hide_secrets import hide
@@ -165,7 +165,7 @@ def _healing(request: Heal, spark: str, airflow: str, *, as_json: bool, recorded
             root=root,
             pipeline=pipeline,
             to=to,
-            every=None if request.every is None else f"{int(request.every.total_seconds())}s",
+            every=None if request.every is None else format_duration(request.every),
             spark=None if spark == LOCAL_SPARK else spark,
         )
     else:

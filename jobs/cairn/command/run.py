@@ -8,6 +8,7 @@ from cairn.command.progress import Stopped
 from cairn.command.terminal import Terminal
 from cairn.operations.intervals.run_range import run_range
 from state_backend.values.airflow_commands import command_line
+from state_backend.values.day_or_instant import format_duration
 from state_backend.values.environment import Variable
 from state_backend.values.errors import CairnError, Rerun, UserCodeError
 from state_backend.values.frozen import frozen
@@ -64,7 +65,7 @@ class _Again:
             root=asked.root,
             from_=rerun.first,
             to=last,
-            every=None if asked.every is None else f"{int(asked.every.total_seconds())}s",
+            every=None if asked.every is None else format_duration(asked.every),
             reprocess=None if reprocess == "changed" else reprocess,
             replace_overlapping=rerun.replace_overlapping,
             # Left out if CAIRN_SPARK or the default gives the same, since the user's terminal still has the variable.

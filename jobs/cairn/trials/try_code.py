@@ -62,6 +62,7 @@ from state_backend.inspection.chain_of import At, readers_of
 from state_backend.inspection.compare_runs import describe_comparison
 from state_backend.inspection.describe import describe_trial
 from state_backend.values.airflow_commands import command_line
+from state_backend.values.day_or_instant import format_duration
 from state_backend.values.errors import CairnError, StateUnusable, UsageError
 from state_backend.values.frozen import frozen
 from state_backend.values.inputs import Edge, InputRead, TriedUpstream
@@ -511,7 +512,7 @@ def _check_cut(there: Log, pipeline: Pipeline, span: Interval, intervals: Sequen
         other = min(cut)
         raise UsageError(
             f"{pipeline.name}: production has a result of {other}, but the trial's first interval is {min(intervals)}: the boundaries differ\n"
-            f"Use the length of production's intervals: --every {int((other.end - other.start).total_seconds())}s"
+            f"Use the length of production's intervals: --every {format_duration(other.end - other.start)}"
         )
 
 

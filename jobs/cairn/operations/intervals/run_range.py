@@ -14,7 +14,7 @@ from cairn.pipeline import Interval, Pipeline
 from state_backend.checkpoint.location import locate
 from state_backend.checkpoint.log import Log, read_newest
 from state_backend.checkpoint.trials import check_no_trial
-from state_backend.values.day_or_instant import first_instant
+from state_backend.values.day_or_instant import first_instant, format_duration
 from state_backend.values.errors import UsageError
 from state_backend.values.intervals import format_instant
 from state_backend.values.operation_parameters import RunRange
@@ -92,7 +92,7 @@ def intervals_of(request: RunRange, pipeline: Pipeline, log: Log) -> tuple[Inter
             f"{request.code} declares no schedule, and its last two intervals have the lengths {lengths[0]} and {lengths[1]}: Cairn can't tell "
             "how long the next one is\n"
             "Declare the schedule, as in Pipeline(schedule='0 6 * * 1-5'). Or give the length of the next interval: "
-            f"--every {int(lengths[-1].total_seconds())}s"
+            f"--every {format_duration(lengths[-1])}"
         )
     length = request.every or boundaries_of(pipeline, log, None)
     assert isinstance(length, timedelta)
