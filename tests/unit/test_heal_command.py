@@ -50,7 +50,7 @@ class FakeAirflow:
         self.left_out: set[int] = set()
         self.paused = False
         self.changes: list[str] = []
-        self.last = ""  # of the last dry run
+        self.last, self.zone = "", "Europe/Berlin"  # `last`: the latest of the dry runs
 
     def ended(self, n: int, state: str) -> None:
         at = f"2024-02-01T00:{len(self.changes):02}:{n:02}+00:00"
@@ -67,11 +67,11 @@ class FakeAirflow:
         path, _, query = path.partition("?")
         asked = urllib.parse.parse_qs(query)
         if path.endswith("/details"):
-            dates = {"start_date": START.isoformat(), "end_date": None, "timezone": "Europe/Berlin"}
+            dates = {"start_date": START.isoformat(), "end_date": None, "timezone": self.zone}
             return {"is_paused": self.paused, **dates}
         if path.endswith("/dry_run"):
             first, last = (body or {})["from_date"], (body or {})["to_date"]
-            self.last = last
+            self.last = max(self.last, last)
             at_work = {n for n, run in self.runs.items() if run["state"] in ("queued", "running")}
             starts = {n: day(n).start.isoformat() for n in range(1, 5)}
             days = [n for n in starts if n not in at_work and not (n in self.left_out and starts[n] == first)]
@@ -385,6 +385,7 @@ def test_pipelines_that_do_not_depend_on_each_other_heal_at_the_same_time(
     world.run("sales", 2)
     told: list[str] = []
     dags = {name: SlowAirflow(world, name, told) for name in world.edges}
+    dags["all"].zone = "Asia/Kolkata"
 
     def call_once(_: object, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
         (name,) = {*re.split("[?=&/]", path), (body or {}).get("dag_id")} & {*dags}
@@ -395,5 +396,7 @@ def test_pipelines_that_do_not_depend_on_each_other_heal_at_the_same_time(
     done = CliRunner().invoke(app, ["heal", *where])
     assert done.exit_code == 0, done.output
     assert [*map(sorted, (told[:2], told[2:4]))] == [["board begins", "mail begins"], ["board ends", "mail ends"]]
+    # The day of `mail` is in Berlin's zone. `all`, whose DAG has another zone, gets the end of the interval of `mail`.
+    assert (dags["mail"].last, dags["all"].last) == ("2024-01-02T22:59:59.999000+00:00", "2024-01-02T23:59:59+00:00")
     assert told[4:] == ["all begins", "all ends"] and f"mail: {day(2)}: done, 1 of 1" in done.stdout
     assert world.out_of_date() == {name: set() for name in world.edges}

@@ -88,7 +88,7 @@ def heal(
     named, at = _healing(request, spark, airflow, as_json=as_json), (request.root.rstrip("/"), request.pipeline)
     worst, shown, command = 0, list[dict[str, Any]](), f"{named.command}{' --chain' if request.chain else ''}"
     chain = TopologicalSorter(chain_order(*at) if request.chain else {at: []})
-    last = _last_of_others(read_log(open_storage(join_url(*at))), request.last) if request.chain else request.last
+    last = _last_of_others(read_log(open_storage(join_url(*at))), named.place.last) if request.chain else request.last
     chain.prepare()
     begun, under_way = list[_Healing](), dict[At, tuple[_Healing, Iterator[None]]]()
     try:
@@ -128,17 +128,17 @@ def heal(
     return worst
 
 
-def _last_of_others(log: Log, to: str) -> str:
-    """Return `--to` for the other pipelines of a chain: a second before the named pipeline's interval at `to` ends.
+def _last_of_others(log: Log, last: datetime) -> str:
+    """Return `--to` for the other pipelines of a chain: a second before the named pipeline's interval at `last` ends.
 
-    If this interval is a month, it also reads days that start later than the month.
+    If this interval is a month, it also reads days that start later than the month. The result is an instant, since a
+    day would be another one in the zones of the other pipelines.
     """
-    last = last_instant("--to", to)
     ends = [fact.interval.end for fact in last_facts(log.facts(None)) if fact.interval.start <= last]
     if not isinstance(log.schedule, Every | None):  # Under `Every`, an interval begins at any instant.
         ends.append(interval_around(log.schedule, last).end)
     end = max(ends, default=last) - timedelta(seconds=1)
-    return format_instant(end) if end > last else to
+    return format_instant(max(end, last))
 
 
 def _healing(request: Heal, spark: str, airflow: str, *, as_json: bool, recorded: bool = False) -> _Healing:
