@@ -357,8 +357,10 @@ class ProcessIntervalOperator(WaitingOperator):
 
     def _repair_text(self, context: Any, again: Rerun | None, start: datetime) -> str:
         """Return the commands that first repair the intervals `again`, if any, and then run the one at `start`."""
+        if again is not None and again.though_valid:
+            return repair(self, again)  # This command and the next one run the task's own interval too.
         if again is not None and not again.replace_overlapping:
-            return self._heal_text(start, by_input=False)  # This command runs the task's own interval too.
+            return self._heal_text(start, by_input=False)
         first = "" if again is None else f"{repair(self, again)}\n"
         return f"{first}Then run this interval again:\n{command_to_clear(context, self)}"
 

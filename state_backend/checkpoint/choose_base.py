@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 from state_backend.checkpoint.forgotten_keys import check_rerun
@@ -63,6 +64,8 @@ def choose_base(
             }
         )
         text, filling = _gap(log, pipeline, interval, points, from_ms(pipeline_start_ms), schedule or log.schedule)
+        if filling is not None and _is_valid(log, interval):
+            filling = replace(filling, last=interval.start, though_valid=True)
         raise StateGapError(text, rerun=filling)
     usable = [c for c in candidates if log.quarantine_above(c.id) is None]
     if not usable:
@@ -98,6 +101,13 @@ def _check_start_and_output(
 def overlapping_outputs(log: Log, interval: Interval) -> list[tuple[Interval, int]]:
     """Return the other intervals that overlap this one and have current output, each with the id of its commit."""
     return [(other, n) for other, n in log.outputs_near(interval) if other != interval]
+
+
+def _is_valid(log: Log, interval: Interval) -> bool:
+    """Return True if the interval has a valid result, or a stale one that was dropped, which the log does not mark."""
+    made = dict(log.outputs_near(interval)).get(interval)
+    stale = {kept.id for kept in log.kept if log.retained[kept.id].stale_by is not None}
+    return made is not None and made not in stale and log.quarantine_above(made) is None
 
 
 def is_forgiven(stale_by: int | None, permissions: Permissions, as_of: int | None) -> bool:

@@ -91,16 +91,22 @@ def repair_command(
 ) -> str:
     """Return a command that runs the intervals in `again` once more: `cairn heal`, which repairs earlier intervals too.
 
-    If the intervals must replace the output of others, the command is `cairn backfill` or, without a DAG, `cairn run`.
+    For intervals that `cairn heal` can't run, the command is `cairn backfill` or, without a DAG, `cairn run`.
     `airflow`: URL of Airflow's API. `code`: module:NAME, to run without Airflow. `chain`: heal the upstreams first.
     """
-    if not again.replace_overlapping:
+    if not (again.replace_overlapping or again.though_valid):
         return heal_command(root, pipeline, again.last, dag_id, airflow, code=code, chain=chain)
-    # `cairn heal` can't do this: it replaces no output of overlapping intervals that have other boundaries.
+    # `cairn heal` runs no interval with a valid result, and replaces no output of intervals with other boundaries.
     if dag_id is not None:
         return backfill_command(dag_id, again, airflow)
     return command_line(
-        "run", code=code, root=root, from_=again.first, to=again.last, reprocess="all", replace_overlapping=True
+        "run",
+        code=code,
+        root=root,
+        from_=again.first,
+        to=again.last,
+        reprocess="all",
+        replace_overlapping=again.replace_overlapping,
     )
 
 

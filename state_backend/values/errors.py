@@ -7,6 +7,7 @@ message.
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
@@ -26,11 +27,13 @@ class Rerun:
         last: Start of the last interval, which is included.
         replace_overlapping: True if the intervals replace output of intervals with other boundaries, and so need that
             permission.
+        though_valid: True if the last interval's result is valid, so that `cairn heal` would not run it.
     """
 
     first: datetime
     last: datetime
     replace_overlapping: bool = False
+    though_valid: bool = False
 
     def __post_init__(self) -> None:
         for name in ("first", "last"):
@@ -42,14 +45,12 @@ class Rerun:
 
     def as_json(self) -> dict[str, Any]:
         """Return the fields as JSON values, as in the file in which a driver returns its result to the operator."""
-        first, last = self.first.isoformat(), self.last.isoformat()
-        return {"first": first, "last": last, "replace_overlapping": self.replace_overlapping}
+        return asdict(self) | {"first": self.first.isoformat(), "last": self.last.isoformat()}
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> Rerun:
         """Build a `Rerun` from the fields that `as_json` returned."""
-        first, last = datetime.fromisoformat(fields["first"]), datetime.fromisoformat(fields["last"])
-        return cls(first=first, last=last, replace_overlapping=fields["replace_overlapping"])
+        return cls(**fields | {name: datetime.fromisoformat(fields[name]) for name in ("first", "last")})
 
 
 class CairnError(Exception):

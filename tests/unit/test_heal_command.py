@@ -308,6 +308,8 @@ def test_without_airflow_overlapping_output_is_replaced_by_cairn_run(folder: Fol
     command = repair_command(ROOT, PIPELINE, again, code="m:X")
     span = "--from 2024-01-02T00:00:00Z --to 2024-01-03T00:00:00Z"
     assert command == f"cairn run --code m:X --root {ROOT} {span} --reprocess all --replace-overlapping"
+    valid = repair_command(ROOT, PIPELINE, Rerun(first=again.first, last=again.last, though_valid=True), code="m:X")
+    assert f"{valid} --replace-overlapping" == command
     refused = CliRunner().invoke(app, shlex.split(command)[1:])
     assert refused.exit_code == 2 and "can't load the pipeline 'm:X'" in refused.stderr
 

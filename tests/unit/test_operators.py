@@ -124,20 +124,21 @@ def test_a_retry_passes_the_attempt_of_the_earlier_try_to_the_driver(fake: Calla
     assert request_in(folder).earlier is None
 
 
-@pytest.mark.parametrize("overlaps", [False, True])
-def test_an_error_ends_with_the_repair_command_for_its_dag(fake: Callable[[str], Path], overlaps: bool) -> None:
-    """The state backend knows the pipeline's name only; a person needs the DAG's. `cairn heal` replaces no other boundaries."""
+@pytest.mark.parametrize("why", [None, "replace_overlapping", "though_valid"])
+def test_an_error_ends_with_the_repair_command_for_its_dag(fake: Callable[[str], Path], why: str | None) -> None:
+    """The state backend knows the pipeline's name only; a person needs the DAG's. `cairn heal` can't repair all."""
     fake("error StaleStateError")
     operator = micro_batch(dag=DAG("daily", schedule=None))
     driver = Path(os.environ["FAKE_DRIVER_DIR"], "fake_driver.py")
     first, last = "2013-01-02T00:00:00", "2013-01-04T00:00:00"
-    again = {"first": f"{first}+00:00", "last": f"{last}+00:00", "replace_overlapping": overlaps}
+    again = {"first": f"{first}+00:00", "last": f"{last}+00:00", **({why: True} if why else {})}
     driver.write_text(driver.read_text().replace('"what went wrong"', f'"what went wrong", "rerun": {again}'))
     with pytest.raises(AirflowFailException) as caught:
         run(operator)
     heal = f"cairn heal --root memory://operators --pipeline p --to {last}Z --dag daily"
-    fill = f"cairn backfill --dag daily --from {first}Z --to {last}Z --replace-overlapping"
-    assert str(caught.value) == f"StaleStateError: what went wrong\n{fill if overlaps else heal}"
+    overlaps = " --replace-overlapping" if why == "replace_overlapping" else ""
+    fill = f"cairn backfill --dag daily --from {first}Z --to {last}Z{overlaps}"
+    assert str(caught.value) == f"StaleStateError: what went wrong\n{fill if why else heal}"
 
 
 def test_driver_lines_reach_the_log_whole(fake: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:

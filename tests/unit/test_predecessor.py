@@ -21,7 +21,7 @@ from cairn_operators.process_data_interval import before_us
 from state_backend.checkpoint.log import Log
 from state_backend.formats import paths
 from state_backend.values.airflow_runs import DagRun, read_run
-from state_backend.values.errors import StorageUnavailable
+from state_backend.values.errors import Rerun, StorageUnavailable
 from state_backend.values.intervals import Interval
 from state_backend.values.records import Permissions, Record
 from state_backend.values.retention import KeepLast
@@ -526,7 +526,9 @@ def test_a_run_behind_a_stale_interval_waits_and_says_how_to_heal(
     assert airflow.resume(first.value, 1)["ran"]
 
 
-def test_a_gap_is_refused_before_spark_is_started(airflow: Airflow, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gap_is_refused_before_spark_is_started(
+    airflow: Airflow, folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(ProcessIntervalOperator, "run_driver", lambda *_, **__: pytest.fail("a driver was started"))
     airflow.runs = []
     airflow.context |= {"data_interval_start": day(5).start, "data_interval_end": day(5).end}
@@ -535,6 +537,10 @@ def test_a_gap_is_refused_before_spark_is_started(airflow: Airflow, monkeypatch:
     assert "StateGapError" in str(caught.value)
     heal = "\ncairn heal --root memory://predecessor --pipeline counting --to 2024-01-05T00:00:00Z --dag d"
     assert str(caught.value).endswith(heal)
+    folder.run(day(5), "over a gap", permissions=Permissions(allow_gap=True))
+    with pytest.raises(AirflowFailException) as caught:
+        airflow.begin()
+    assert str(caught.value).endswith("\ncairn backfill --dag d --from 2024-01-03T00:00:00Z --to 2024-01-05T00:00:00Z")
 
 
 @pytest.fixture
@@ -715,6 +721,13 @@ def test_an_interval_with_valid_output_but_dropped_state_goes_to_the_driver() ->
     decision = plan_start(log, PIPELINE, day(3), Permissions(), [])
     assert isinstance(decision, Go) and decision.there
     assert isinstance(plan_start(log, PIPELINE, day(8), Permissions(), []), Refuse)
+    # Its own state is retained, so it would be computed. `cairn heal` would run none of these intervals.
+    refused = plan_start(log, PIPELINE, day(5), Permissions(), [])
+    again = Rerun(first=day(1).start, last=day(5).start, though_valid=True)
+    assert isinstance(refused, Refuse) and refused.rerun == again
+    dropping.coordinator.quarantine(5, "wrong")
+    refused = plan_start(dropping.coordinator.log(), PIPELINE, day(5), Permissions(), [])
+    assert isinstance(refused, Refuse) and refused.rerun == Rerun(first=day(1).start, last=day(4).start)
     dropping.run(day(1), "changed")
     assert isinstance(plan_start(dropping.coordinator.log(), PIPELINE, day(3), Permissions(), []), Refuse)
 

@@ -103,7 +103,7 @@ RUN = {
     "test_heal_stops_at_a_failed_run_and_the_printed_command_continues as printed",
     "cairn heal --root … --pipeline … --to … --code … --dag … --airflow … --chain …": AIRFLOW
     + "test_a_cleared_day_with_a_changed_result_defers_the_next_run_and_logs_the_heal_command as printed",
-    "cairn run --code … --root … --from … --to … --reprocess … --replace-overlapping": "tests/unit/test_heal_command.py::"
+    "cairn run --code … --root … --from … --to … --reprocess … --replace-overlapping …": "tests/unit/test_heal_command.py::"
     "test_without_airflow_overlapping_output_is_replaced_by_cairn_run as printed",
     "cairn heal --to 2013-01-06": "not run: needs Airflow, where tests/integration/test_heal.py runs it over random histories",
     "cairn backfill --dag aircraft --from 2013-01-04 --to 2013-01-05": "not run: needs Airflow, where printed backfills are run by "
