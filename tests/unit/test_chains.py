@@ -266,6 +266,9 @@ def test_a_plan_reruns_from_a_retained_base_and_heals_only_planned_pipelines(tmp
     shown, *_ = planned(world, "--rerun", "sales=2024-01-03")
     dropped = [(1, "base dropped", True), (2, "base dropped", True)]
     assert reasons(shown)["sales"] == [*dropped, (3, "run again", True)]
+    world.folders["sales"].run(day(5), "gap", permissions=Permissions(allow_gap=True))
+    over, *_ = planned(world, "--rerun", "sales=2024-01-05", "--to", "2024-01-05")
+    assert reasons(over)["sales"] == [*dropped, (3, "base dropped", True), (5, "run again", True)]
     run, heal = map(shlex.split, shown["commands"])
     assert (
         run[run.index("--from") + 1] == "2024-01-01T00:00:00Z" and run[run.index("--to") + 1] == "2024-01-03T00:00:00Z"

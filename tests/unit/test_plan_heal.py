@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from cairn.operations.intervals.plan_heal import AirflowRun, AirflowView, HealPlan, OpenBackfill, health_of, plan_heal
+from state_backend.chains.judge_inputs import Verdict
 from state_backend.checkpoint.log import Log
 from state_backend.values.marks import Quarantine
 from state_backend.values.records import Permissions, Record
@@ -73,6 +74,12 @@ def days(first: int, last: int | None = None) -> str:
     return f"the interval that starts at {names[0]}" if last is None else f"from {names[0]} to {names[1]}"
 
 
+def over_a_gap(*kept: int) -> list[Record]:
+    """Days 1, 2 and 4 to 6 are checkpoints 1 to 5. A person allowed the gap at day 3, and retention kept only `kept`."""
+    gap = record(3, day(4), 2, permissions=Permissions(allow_gap=True))
+    return [*healthy(2), gap, record(4, day(5), 3), record(5, day(6), 4, dict.fromkeys(kept))]
+
+
 MISSING_2 = log_of(*healthy(1))
 ENDED_3 = [run(1, "success"), run(2, "success"), run(3, "success")]
 
@@ -118,6 +125,18 @@ ENDED_3 = [run(1, "success"), run(2, "success"), run(3, "success")]
             6,
             [f"run {days(2)}: stale", f"run {days(5)}: stale", f"run {days(6)}: missing"],
             id="stale behind a gap that was allowed",
+        ),
+        pytest.param(
+            log_of(*over_a_gap(1, 5), refused=[4]),
+            5,
+            [f"run {days(2)}: base dropped", f"run {days(4)}: base dropped", f"run {days(5)}: quarantined"],
+            id="the base was dropped, also that of the interval behind a gap",
+        ),
+        pytest.param(
+            log_of(*over_a_gap(1, 2, 5), record(6, day(3), 2, {1: None, 2: None, 5: 6})),
+            6,
+            [f"run 4 intervals {days(3, 6)}: 1 base dropped, 3 stale"],
+            id="a gap that was filled: day 4 starts from day 3",
         ),
         pytest.param(
             log_of(*healthy(4), record(5, day(2), 2, {1: None, 2: None, 3: 5, 4: 5, 5: None}, kind="restore")),
@@ -267,6 +286,13 @@ def test_a_plan_repeats_the_failed_runs_that_airflow_knows(
     log: Log, to: int, runs: list[AirflowRun], more: dict[str, Any], steps: list[str]
 ) -> None:
     assert [str(step) for step in plan(log, to, *runs, **more).steps] == steps
+
+
+def test_a_changed_input_before_a_valid_checkpoint_runs_no_interval_of_a_gap() -> None:
+    log = log_of(*over_a_gap(1, 5), record(6, day(7), 5, {1: None, 6: None}))
+    health = health_of(log, {day(6): Verdict(kind="stale", why="w"), day(7): Verdict(kind="pending", why="w")})
+    found = plan_heal(health, [day(n) for n in range(2, 8)], None)
+    assert [one.interval for one in found.to_run] == [day(2), *map(day, (4, 5, 6))] and found.skipped == (day(3),)
 
 
 def test_a_failed_run_whose_base_is_dropped_is_left_alone() -> None:

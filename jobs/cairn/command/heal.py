@@ -363,7 +363,7 @@ class _Here:
         health = health_of(log, Chains().judged(self.request.root, self.pipeline.name, log))
         rule = boundaries_of(self.pipeline, log, self.request.every)
         schedule = schedule_of(rule, "UTC") if isinstance(rule, timedelta) else rule
-        begin = self.pipeline.start if health.good_until is None else health.base_before(health.good_until)
+        begin = health.begin or self.pipeline.start
         return plan_heal(health, calendar_until(health, begin, schedule, self.last, now), None), health
 
     @cached_property

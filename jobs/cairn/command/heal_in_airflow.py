@@ -124,11 +124,11 @@ class InAirflow:
         If retention has dropped the base of this interval, return the end of the newest earlier interval that still has
         a checkpoint. `dag`: The DAG as Airflow's API describes it; without a checkpoint its start date is returned.
         """
-        if health.start is None or health.good_until is None:
+        if health.start is None or health.begin is None:
             if dag["start_date"] is None:
                 raise UsageError(f"DAG {self.dag_id} has no start_date, and its pipeline has no checkpoint")
             return datetime.fromisoformat(dag["start_date"])
-        begin = health.base_before(health.good_until)
+        begin = health.begin
         runs = self._runs(health.start, self.last + self._length(), ("failed", *UNFINISHED))
         self._note_starts(runs)
         for run in runs:

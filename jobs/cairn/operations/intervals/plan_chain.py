@@ -14,7 +14,7 @@ from dataclasses import field, replace
 from datetime import datetime
 from typing import NamedTuple
 
-from cairn.operations.intervals.plan_heal import Health, Reason, calendar_until, intervals_to_run, jumps_of
+from cairn.operations.intervals.plan_heal import Health, Reason, calendar_until, intervals_to_run, with_jumps
 from state_backend.chains.inputs_of import commits_in, span_within
 from state_backend.chains.judge_inputs import Cause, Node, Verdict, find_problem, followed_in, inputs_in, root_of_edge
 from state_backend.checkpoint.log import Fact
@@ -93,13 +93,12 @@ def _plan_stage(stage: Stage, found: Mapping[At, Stage], now: datetime) -> Stage
         health,
         spoilt={start: own.get(start, "stale") for start in (*own, *health.results) if start >= first},
         points=frozenset(point for point in (*health.points, begins) if point is not None and point <= first),
-        jumps={**health.jumps} | jumps_of(stage.node.log, [(i, n) for i, n in outputs.items() if i.start >= first]),
         waiting={},
     )
+    assumed = with_jumps(assumed, stage.node.log, sorted(outputs.items()))
     calendar = sorted(health.results.values())
-    if stage.last is not None and assumed.good_until is not None:
-        begin = assumed.base_before(assumed.good_until)
-        calendar = calendar_until(assumed, begin, stage.schedule, stage.last, now)
+    if stage.last is not None and assumed.begin is not None:
+        calendar = calendar_until(assumed, assumed.begin, stage.schedule, stage.last, now)
     to_run = intervals_to_run(assumed, calendar, [None] * len(calendar))[0]
     asked = {*(i for i in health.waiting if begins is None or i.start >= begins), *(calendar[n] for n in to_run)}
     asked, left_out = {i for i in asked if calendar and i.start <= calendar[-1].start}, dict[Interval, str]()
@@ -122,8 +121,11 @@ def _plan_stage(stage: Stage, found: Mapping[At, Stage], now: datetime) -> Stage
             planned[n] = Planned("stale", False, Cause(*stage.at, head))
             continue
         head = interval
-    for n in sorted(to_run.keys() - planned.keys(), reverse=True):  # Run it again: the next interval needs its state.
-        planned[n] = Planned("base dropped", planned[n + 1].sure, Cause(*stage.at, calendar[n + 1]))
+    following = max(planned, default=0)
+    for n in sorted(to_run, reverse=True):
+        if n not in planned:  # Run it again: the following interval needs its state.
+            planned[n] = Planned("base dropped", planned[following].sure, Cause(*stage.at, calendar[following]))
+        following = n
     runs = {calendar[n]: planned[n] for n in sorted(planned)}
     stay = stage.judged.keys() - _goes(stage, found) - runs.keys()
     beyond = {i: stage.judged[i] for i in stay if not calendar or i > calendar[-1]}

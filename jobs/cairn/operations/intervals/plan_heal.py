@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from datetime import datetime, timedelta
 from typing import Literal
 
@@ -41,31 +41,25 @@ class Health:
     waiting: Mapping[Interval, str] = field(default_factory=dict)
 
     @property
-    def good_until(self) -> datetime | None:
-        """The start of the first interval that has no valid result; None for an empty log.
+    def begin(self) -> datetime | None:
+        """The latest of `points` up to the first interval that has no valid result; None for an empty log.
 
         The latest checkpoint that an interval may start from contains all intervals before its end. So an interval
         before that end without a result was left out on purpose: by `allow_gap`, a fork or a restore.
         """
-        return None if self.start is None else min([max(self.points), *self.spoilt])
+        good_until = min([max(self.points), *self.spoilt]) if self.points else None
+        return max((p for p in self.points if good_until and p <= good_until), default=good_until)
 
     def is_behind_waiting(self, start: datetime) -> bool:
         """Return True if the interval with this start, or an earlier one, waits for another pipeline."""
         return any(interval.start <= start for interval in self.waiting)
-
-    def base_before(self, start: datetime) -> datetime:
-        """Return the latest instant up to `start` from which intervals may run; `start` if there is none.
-
-        Such an instant is the end of a usable checkpoint, or the pipeline's start.
-        """
-        return max((point for point in self.points if point <= start), default=start)
 
     def can_start_at(self, start: datetime) -> bool:
         """Return True if the interval with this start may run. An empty log allows any start.
 
         It runs from a usable checkpoint, over an allowed gap, or from empty state at the pipeline's start.
         """
-        return not self.points or start in self.points or start in self.jumps
+        return not self.points or start in self.points or self.jumps.get(start) in self.points
 
     def is_skipped(self, start: datetime) -> bool:
         """Return True if a person allowed a gap over the interval with this start."""
@@ -86,27 +80,36 @@ def health_of(log: Log, outdated: Mapping[Interval, Verdict] | None = None) -> H
     for interval, verdict in (outdated or {}).items():
         if verdict.kind == "stale":
             spoilt.setdefault(interval.start, "input changed")
-    points = frozenset({start, *(kept.interval.end for kept in usable)})
-    return Health(
+    health = Health(
         start=start,
         results={interval.start: interval for interval, _ in outputs},
         spoilt=spoilt,
-        points=points,
-        jumps=jumps_of(log, [(i, n) for i, n in outputs if i.start > max(points) or i.start in spoilt]),
+        points=frozenset({start, *(kept.interval.end for kept in usable)}),
+        jumps={},
         waiting={i: v.why for i, v in (outdated or {}).items() if v.kind in ("pending", "unreadable")},
     )
+    return with_jumps(health, log, outputs)
 
 
-def jumps_of(log: Log, outputs: Sequence[tuple[Interval, int]]) -> dict[datetime, datetime]:
-    """Return {start: end of the base} of those `outputs` (interval, commit id) whose run left out earlier intervals."""
-    found = {}
+def with_jumps(health: Health, log: Log, outputs: Sequence[tuple[Interval, int]]) -> Health:
+    """Return a copy of `health` with the jumps of those `outputs` (interval, commit id) that may have to run again.
+
+    Intervals of a gap may have run since. Then the jump begins where the last of them ends.
+    """
+    found, begin = {}, health.begin
+    outputs = [(i, n) for i, n in outputs if begin is not None and i.start >= begin]
+    log.entries.load(n for _, n in outputs)
     for interval, n in outputs:
         entry = log.entries[n]
         base_id = None if isinstance(entry, SweepRecord) else base_of(entry)
         base = None if base_id is None else log.entries[base_id]
-        if base is not None and not isinstance(base, SweepRecord) and interval_of(base).end < interval.start:
-            found[interval.start] = interval_of(base).end
-    return found
+        if base is not None and not isinstance(base, SweepRecord):
+            end = interval_of(base).end
+            if end < interval.start:
+                end = max([end, *(one.end for one in health.results.values() if one.end <= interval.start)])
+            if end < interval.start:
+                found[interval.start] = end
+    return replace(health, jumps=found)
 
 
 def calendar_until(
@@ -336,8 +339,12 @@ def intervals_to_run(
     to_run = {i: reason for i, reason in to_run.items() if not health.is_behind_waiting(calendar[i].start)}
     for i in sorted(to_run):
         at = i
-        while at > 0 and at - 1 not in to_run and not health.can_start_at(calendar[at].start):
-            at -= 1
+        while not health.can_start_at(start := calendar[at].start):
+            # Behind an allowed gap, the interval before is the one that ends where the gap begins.
+            end = health.jumps.get(start, start)
+            at = next((n for n in reversed(range(at)) if calendar[n].end <= end), -1)
+            if at < 0 or at in to_run:
+                break
             to_run[at] = "base dropped"
     return to_run, tuple(not_repeatable)
 
