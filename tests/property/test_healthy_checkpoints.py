@@ -73,6 +73,9 @@ class Program:
             kinds |= {"rescaled down"} if self.parallelism < before else set()
         if rng.random() < 0.15 and len(chain.states[0].versions) < 4:
             chain.states = [_evolved(d) for d in chain.states]
+        if rng.random() < 0.6:
+            ttl_ms = rng.choice((None, TTL_MS))
+            chain.states = [replace(d, ttl_ms=ttl_ms) if d.name.endswith("_ttl") else d for d in chain.states]
         mode: Any = rng.choice(("incremental", "incremental", "changelog", "changelog", "changelog", "full"))
         kinds |= {mode} | ({"evolved"} if len(chain.states[0].versions) > 1 else set())
         consolidated = rng.random() < 0.2

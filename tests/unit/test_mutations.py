@@ -373,16 +373,6 @@ def positions(first: int, next_: int) -> Change:
     return entry_becomes(make, heads)
 
 
-def hole(store: RocksStore, rng: random.Random) -> None:
-    """An element between the first and the last of a list goes."""
-    lists: dict[bytes, list[bytes]] = {}
-    for key, _ in store.scan(b"", None):
-        if key[2] == _IDS["list"] and not is_head(key[3:]):
-            lists.setdefault(key[:-8], []).append(key)
-    elements = rng.choice([elements for elements in lists.values() if len(elements) > 2])
-    store.write([(rng.choice(elements[1:-1]), None)])
-
-
 def under(change: Callable[[bytes], bytes]) -> Callable[..., Iterator[tuple[bytes, bytes | None]]]:
     """The entry under another stored key."""
 
@@ -474,12 +464,10 @@ MUTATIONS = [
     Mutation("entry with an unknown first byte", False, stored(entry_becomes(lambda e: b"\x07" + e[1:], of("map")))),
     Mutation("entry that expires, cut off", False, stored(entry_becomes(lambda e: e[:5], of("value_ttl")))),
     Mutation("list position given out twice", False, stored(positions(0, -1))),
-    Mutation("list goes on too late", False, stored(positions(0, 1))),
     Mutation("list begins too late", False, stored(positions(1, 0))),
     Mutation("positions of a list cut off", False, stored(entry_becomes(lambda packed: packed[:-1], heads))),
     Mutation("positions of a list missing", False, stored(write(gone, heads))),
     Mutation("element behind the end of its list", False, stored(write(under(lambda key: key[:-8] + layout.pack_position(10_000)), of("list")))),
-    Mutation("hole in a list", False, stored(hole)),
     Mutation("timer missing", False, stored(write(gone, timers))),
     Mutation("timer without its index entry", False, stored(write(gone, timer_index))),
     Mutation("timer index entry without its timer", False, stored(write(extra_index, timer_index))),
