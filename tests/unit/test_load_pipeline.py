@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -15,9 +16,10 @@ from typer.testing import CliRunner
 from cairn.command.cli import app
 from cairn.driver.load_pipeline import load_pipeline
 from cairn.shipping.code_version import code_reference
+from cairn.shipping.ship_processor import ship_processor
 from cairn.testing import PipelineTester
 from pipelines.weather import READ_SCHEMA, RECORDS
-from state_backend.values.errors import UsageError
+from state_backend.values.errors import RetryableError, UsageError
 from state_backend.values.operation_parameters import (
     REQUESTS,
     ProcessInterval,
@@ -40,6 +42,9 @@ GOOD = (
 )
 MODULES = {
     "loads_well": GOOD.format(key=["k"]),
+    "a_part": "class Part:\n    pass\n",
+    "imports_a_part": "from a_part import Part\n"
+    + GOOD.format(key=["k"]).replace("'good'", "'parted'").replace("=object", "=Part"),
     "ends_early": "def source(:\n    pass\n",
     "knows_no_name": "import os\n\ndef made():\n    return undefined_name\n\nPIPELINE = made()\n",
     "lacks_a_package": "import no_such_package_here\n",
@@ -53,6 +58,17 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, text in MODULES.items():
         (tmp_path / f"{name}.py").write_text(text)
     monkeypatch.syspath_prepend(str(tmp_path))
+
+
+def test_a_module_that_changed_after_its_import_is_refused_until_it_is_imported_anew(
+    modules: None, tmp_path: Path
+) -> None:
+    processor = load_pipeline("imports_a_part:GOOD").processor
+    (tmp_path / "a_part.py").write_text("class Part:\n    def init(self, handle): ...\n")
+    says = r"pipeline 'parted': .*/a_part.py has changed since this process imported it.*\nRepeat the command.* restart the kernel"
+    with pytest.raises(RetryableError, match=says):
+        ship_processor(processor, "parted")
+    assert ship_processor(importlib.reload(sys.modules["a_part"]).Part, "parted").name == "Part"
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from state_backend.values import errors
 from tests.support.messages import CLASSES, sites
 
 # These group others, or are answers inside of this package that a caller turns into one of the others.
-GROUPS = {"CairnError", "RetryableError", "AttemptLost", "StorageError", "UserCodeError"}
+GROUPS = {"CairnError", "AttemptLost", "StorageError", "UserCodeError"}
 
 
 def test_every_kind_of_error_is_raised_and_says_what_to_do_with_it() -> None:

@@ -9,6 +9,7 @@ import traceback
 
 from cairn.pipeline import Pipeline
 from cairn.runners.user_code import user_text
+from cairn.shipping.user_modules import note_imported
 from state_backend.values.errors import CairnError, UsageError
 
 
@@ -19,6 +20,7 @@ def load_pipeline(reference: str) -> Pipeline:
         raise UsageError(
             f"{reference!r} does not name a pipeline; write it as module:NAME, as in pipelines.clicks:CLICKS"
         )
+    before = set(sys.modules)
     try:
         loaded = importlib.import_module(module)
     except CairnError:
@@ -37,6 +39,7 @@ def load_pipeline(reference: str) -> Pipeline:
         )
         raised.add_note(textwrap.indent(_own_traceback(error), "  "))
         raise raised from error
+    note_imported(sys.modules.keys() - before)
     found = getattr(loaded, name, None)
     if isinstance(found, Pipeline):
         return found

@@ -54,7 +54,7 @@ from cairn.shipping.user_modules import (
 )
 from cairn.shipping.value_hash import ValueHasher
 from cairn.spark_versions import Broadcast, id_of_broadcast, made_broadcast
-from state_backend.values.errors import ProcessorError, UsageError, UserCodeError
+from state_backend.values.errors import ProcessorError, RetryableError, UsageError, UserCodeError
 from state_backend.values.frozen import frozen
 
 P = ParamSpec("P")
@@ -224,7 +224,7 @@ def _make(form: Any, name: str) -> Any:
 def _name_pipeline(pipeline: str) -> Iterator[None]:
     try:
         yield
-    except (UsageError, UserCodeError) as error:
+    except (RetryableError, UsageError, UserCodeError) as error:
         raise type(error)(f"pipeline {pipeline!r}: {error}") from error.__cause__
 
 

@@ -17,6 +17,7 @@ import sysconfig
 import warnings
 import zipfile
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import cache, lru_cache
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path, PurePath
@@ -26,7 +27,7 @@ from typing import Any, Literal
 import cairn
 import state_backend
 from cairn.shipping.distributions import InstalledDistribution, distribution_of
-from state_backend.values.errors import UsageError
+from state_backend.values.errors import RetryableError, UsageError
 from state_backend.values.frozen import frozen
 from state_backend.values.parse_source import parse_source
 
@@ -119,7 +120,7 @@ class _Search:
             return None
         data = bytes_of(spec)
         common: dict[str, Any] = {"name": name, "file": spec.origin, "folders": folders}
-        common["digest"] = hashlib.sha256(data).hexdigest()
+        common["digest"] = _digest_as_imported(name, data)
         if installed:
             said = f"{package.name} {package.version}" if package is not None else "of no known package"
             return UserModule(kind="installed", package=said, **common)
@@ -167,6 +168,38 @@ def _loaded_spec(name: str) -> ModuleSpec | None:
     if module is None or file is None or (spec is not None and name != "__main__"):
         return spec
     return importlib.util.spec_from_file_location(name, str(Path(file).absolute())) if Path(file).is_file() else None
+
+
+# By name, of imported modules: the spec, which each import makes anew, and the file's digest when it was first read.
+_IMPORTED: dict[str, tuple[object, str]] = {}
+
+
+def note_imported(names: Iterable[str]) -> None:
+    """Remember the bytes of the user's modules among `names`, which this process has just imported.
+
+    The driver runs a module as it was imported, but workers get the bytes of its file, and a deploy may replace these.
+    """
+    for name in names:
+        spec = _loaded_spec(name)
+        file = spec.origin if spec is not None and spec.has_location else None
+        if spec is not None and file is not None and not is_runtime(file) and not is_installed(file):
+            with suppress(UsageError):  # `find_user_code` raises it, if the module is needed at all.
+                _digest_as_imported(name, bytes_of(spec))
+
+
+def _digest_as_imported(name: str, data: bytes) -> str:
+    """Return the SHA-256 (hex) of a module's file. Raise `RetryableError` if it differs from the imported module's."""
+    digest, module = hashlib.sha256(data).hexdigest(), sys.modules.get(name)
+    if module is not None:
+        imported = getattr(module, "__spec__", None) or module
+        if name not in _IMPORTED or _IMPORTED[name][0] is not imported:
+            _IMPORTED[name] = imported, digest
+        elif _IMPORTED[name][1] != digest:
+            raise RetryableError(
+                f"{module.__file__} has changed since this process imported it, so workers would run other code than the driver\n"
+                "Repeat the command, as Airflow does by itself. In a notebook, restart the kernel"
+            )
+    return digest
 
 
 def bytes_of(spec: ModuleSpec) -> bytes:
