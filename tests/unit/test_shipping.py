@@ -214,6 +214,18 @@ def test_package_data_of_a_shipped_module_are_read_from_the_workers_copy(here: A
     assert shipping._Loader("digest", b"", here).get_resource_reader("module") == reader
 
 
+def test_functions_of_a_source_are_pickled_with_their_code_and_processors_still_by_name(folder: Path) -> None:
+    make = importlib.import_module("sells").make
+    before = ship_processor(make, "p")
+    shipping.pickle_by_value(make)
+    try:
+        assert ship_processor(make, "p") == before
+        assert cloudpickle.loads(shipping._pickle(partial(make), {})).func is make
+        assert cloudpickle.loads(cloudpickle.dumps(make)) is not make
+    finally:
+        cloudpickle.unregister_pickle_by_value(sys.modules["sells"])
+
+
 def test_an_installed_processor_is_hashed_by_its_package_and_required_on_workers(folder: Path) -> None:
     def hashed() -> str:
         return code_hash(new("bought.processors", "Bought"), "p")

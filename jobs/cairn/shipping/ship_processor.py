@@ -20,6 +20,7 @@ from __future__ import annotations
 import base64
 import functools
 import hashlib
+import importlib
 import io
 import pickle
 import socket
@@ -33,8 +34,9 @@ from functools import cache
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ExtensionFileLoader, FileFinder, ModuleSpec
 from importlib.util import decode_source, spec_from_file_location
+from operator import attrgetter
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any, ParamSpec, TypeVar, cast
 
 from pyspark import cloudpickle
@@ -228,27 +230,56 @@ def _name_pipeline(pipeline: str) -> Iterator[None]:
         raise type(error)(f"pipeline {pipeline!r}: {error}") from error.__cause__
 
 
-class _Pickler(cloudpickle.Pickler):
+def pickle_by_value(source: Any) -> None:
+    """From now on, let Spark pickle functions of the source's modules together with their code.
+
+    Spark Connect pickles a UDF whenever it sends the plan, and names the module only. The UDF's worker runs no code of
+    Cairn that would import the driver's module, so it would take what another session's task had imported.
+    """
+    for module in _hash_code(source)[1].modules:
+        if module.kind == "source" and module.name in sys.modules:
+            cloudpickle.register_pickle_by_value(sys.modules[module.name])
+
+
+class _ByReference(cloudpickle.Pickler):
+    """Pickler that names what can be imported, also from modules that `pickle_by_value` has registered."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, ModuleType) and sys.modules.get(obj.__name__) is obj:
+            return importlib.import_module, (obj.__name__,)
+        if isinstance(obj, type | FunctionType) and _can_be_imported(obj):
+            return NotImplemented
+        return super().reducer_override(obj)
+
+
+def _can_be_imported(obj: type | FunctionType) -> bool:
+    try:
+        return obj.__module__ != "__main__" and attrgetter(obj.__qualname__)(sys.modules[obj.__module__]) is obj
+    except (AttributeError, KeyError):
+        return False
+
+
+class _Pickler(_ByReference):
     """Pickler that replaces broadcast variables by their ids.
 
     Spark sends the values of broadcast variables only with functions that Spark itself pickles. A processor is not
     pickled by Spark, so `ShippedProcessor` sends the values.
     """
 
-    def __init__(self, file: Any, broadcasts: dict[int, Broadcast[Any]]) -> None:
+    def __init__(self, file: Any, broadcasts: dict[int, Broadcast[Any]], by_value: bool) -> None:
         super().__init__(file)
-        self._broadcasts = broadcasts
+        self._broadcasts, self._by_value = broadcasts, by_value
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, Broadcast) and (number := id_of_broadcast(obj)) is not None:
             self._broadcasts[number] = obj
             return _broadcast, (number,)
-        return super().reducer_override(obj)
+        return cloudpickle.Pickler.reducer_override(self, obj) if self._by_value else super().reducer_override(obj)
 
 
-def _pickle(value: Any, broadcasts: dict[int, Broadcast[Any]]) -> bytes:
+def _pickle(value: Any, broadcasts: dict[int, Broadcast[Any]], *, by_value: bool = False) -> bytes:
     file = io.BytesIO()
-    _dump(_Pickler(file, broadcasts), value)
+    _dump(_Pickler(file, broadcasts, by_value), value)
     return file.getvalue()
 
 
@@ -261,7 +292,7 @@ def _dump(pickler: cloudpickle.Pickler, value: Any) -> None:
         raise UsageError(f"the processor can't be sent to the workers: {type(error).__name__}: {error}") from error
 
 
-class _Copier(cloudpickle.Pickler):
+class _Copier(_ByReference):
     """Pickler for a copy in the same process, which keeps classes, modules and broadcast variables by identity.
 
     If a class from a notebook were pickled and loaded in the notebook's own process, its methods would be copied. The
@@ -299,7 +330,7 @@ def _pickle_by_value(processor: Any, modules: Sequence[UserModule], broadcasts: 
             cloudpickle.register_pickle_by_value(sys.modules[module.name])
             registered.append(sys.modules[module.name])
     try:
-        return _pickle(processor, broadcasts)
+        return _pickle(processor, broadcasts, by_value=True)
     finally:
         for loaded in registered:
             cloudpickle.unregister_pickle_by_value(loaded)

@@ -403,6 +403,11 @@ def _made_with_shared_workers(url: str, token: str | None) -> bool:
     return True
 
 
+def shares_workers(spark: SparkSession) -> bool:
+    """Return True for a session whose Python workers run tasks of other sessions too, with the modules of these."""
+    return is_connect(spark) and vars(spark).get("addArtifact") is _refuse_artifacts
+
+
 def _refuse_artifacts(*_: Any, **__: Any) -> None:
     raise UsageError(
         "this Spark session shares its Python workers with other sessions, which would see its artifacts too\n"

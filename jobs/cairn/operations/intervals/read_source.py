@@ -12,7 +12,7 @@ import logging
 import re
 import textwrap
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.types import CalendarIntervalType, DataType, StructType, YearMonthIntervalType
@@ -26,11 +26,12 @@ from cairn.range_sources import INTERVAL, RangeSource
 from cairn.rows.connect_frames import is_streaming
 from cairn.rows.local_rows import LocalRows
 from cairn.runners.user_code import user_traceback
-from cairn.spark.session import is_lost
+from cairn.shipping.ship_processor import pickle_by_value
+from cairn.spark.session import is_lost, shares_workers
 from cairn.upstream_sources import Upstreams
 from state_backend.chains.judge_inputs import Chains
 from state_backend.chains.pin_inputs import Reader
-from state_backend.values.errors import CairnError, SourceError
+from state_backend.values.errors import CairnError, SourceError, UsageError
 from state_backend.values.frozen import frozen
 from state_backend.values.hide_secrets import hide_all
 from state_backend.values.inputs import InputRead, Untracked
@@ -68,7 +69,7 @@ def read_source(
 ) -> Read:
     """Call the source, and return its answer. `chains`: Keeps the upstreams' logs; None reads all logs anew."""
     inputs: tuple[InputRead, ...] = ()
-    with _asking(pipeline, interval) as (where, noticed):
+    with _asking(spark, pipeline, interval) as (where, noticed):
         if isinstance(pipeline.source, Upstreams):
             reader = _reader(pipeline, interval, root)
             read, inputs = read_upstreams(spark, pipeline.source, reader, pipeline.output_schema, chains or Chains())
@@ -95,7 +96,7 @@ def read_range(spark: SparkSession, pipeline: Pipeline, intervals: Sequence[Inte
     The answers end before the first interval that an upstream has not committed. Raise `SourceError` if the query
     aggregates, joins or limits rows: such a query could mix rows of different intervals.
     """
-    with _asking(pipeline, intervals[0]) as (where, noticed):
+    with _asking(spark, pipeline, intervals[0]) as (where, noticed):
         if isinstance(pipeline.source, Upstreams):
             rows, read = read_output(spark, pipeline.source, [_reader(pipeline, one, root) for one in intervals])
         else:
@@ -119,7 +120,7 @@ def _reader(pipeline: Pipeline, interval: Interval, root: str) -> Reader:
 
 
 @contextmanager
-def _asking(pipeline: Pipeline, interval: Interval) -> Iterator[tuple[str, set[Untracked]]]:
+def _asking(spark: SparkSession, pipeline: Pipeline, interval: Interval) -> Iterator[tuple[str, set[Untracked]]]:
     """Turn an error in the block into a `SourceError`. Yield (begin of messages, set).
 
     The set gets the pipelines whose output files the source lists in the block (`output_files`).
@@ -127,7 +128,9 @@ def _asking(pipeline: Pipeline, interval: Interval) -> Iterator[tuple[str, set[U
     where = f"pipeline {pipeline.name!r}, {interval}"
     try:
         with noticing() as noticed:
+            _send_code(spark, pipeline.source)
             yield where, noticed
+            _send_code(spark, pipeline.source)  # Now with the modules that the source has imported itself.
     except CairnError:
         raise
     except Exception as error:
@@ -141,6 +144,12 @@ def _asking(pipeline: Pipeline, interval: Interval) -> Iterator[tuple[str, set[U
         raised.add_note(textwrap.indent(without_java(user_traceback(error)), "  "))
         log.debug("what the source raised", exc_info=error)
         raise raised from None
+
+
+def _send_code(spark: SparkSession, source: object) -> None:
+    if shares_workers(spark):
+        with suppress(UsageError):  # A source that can't be hashed.
+            pickle_by_value(source)
 
 
 def _check_rows(pipeline: Pipeline, rows: Any, schema: StructType, where: str) -> None:
