@@ -10,7 +10,7 @@ import ast
 from state_backend.values.parse_source import parse_source
 from tests.tools.mass import FOLDERS, ROOT, mass
 
-MOST_METHODS, MOST_LINES_OF_A_MODULE, MOST_LINES_OF_TESTS = 25, 800, 82_287
+MOST_METHODS, MOST_LINES_OF_A_MODULE, MOST_LINES_OF_TESTS = 25, 800, 82_410
 
 # For each room, the most lines of its files, and the most tokens without comments and docstrings.
 BUDGETS = {
@@ -21,7 +21,7 @@ BUDGETS = {
     "jobs/cairn/data_sources": (569, 3_880),
     "jobs/cairn/driver": (740, 4_341),
     "jobs/cairn/operations": (951, 6_216),
-    "jobs/cairn/operations/intervals": (4_147, 28_694),
+    "jobs/cairn/operations/intervals": (4_147, 28_705),
     "jobs/cairn/operations/savepoints": (878, 5_986),
     "jobs/cairn/operations/validation": (1_961, 14_823),
     "jobs/cairn/processors": (3_271, 27_279),

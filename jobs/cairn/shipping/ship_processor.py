@@ -230,13 +230,13 @@ def _name_pipeline(pipeline: str) -> Iterator[None]:
         raise type(error)(f"pipeline {pipeline!r}: {error}") from error.__cause__
 
 
-def pickle_by_value(source: Any) -> None:
-    """From now on, let Spark pickle functions of the source's modules together with their code.
+def pickle_by_value(function: Any) -> None:
+    """From now on, let Spark pickle functions of the modules that `function` uses together with their code.
 
     Spark Connect pickles a UDF whenever it sends the plan, and names the module only. The UDF's worker runs no code of
     Cairn that would import the driver's module, so it would take what another session's task had imported.
     """
-    for module in _hash_code(source)[1].modules:
+    for module in _hash_code(function)[1].modules:
         if module.kind == "source" and module.name in sys.modules:
             cloudpickle.register_pickle_by_value(sys.modules[module.name])
 

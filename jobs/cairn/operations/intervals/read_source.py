@@ -128,9 +128,9 @@ def _asking(spark: SparkSession, pipeline: Pipeline, interval: Interval) -> Iter
     where = f"pipeline {pipeline.name!r}, {interval}"
     try:
         with noticing() as noticed:
-            _send_code(spark, pipeline.source)
+            _send_code(spark, pipeline)
             yield where, noticed
-            _send_code(spark, pipeline.source)  # Now with the modules that the source has imported itself.
+            _send_code(spark, pipeline)  # Now with the modules that the source has imported itself.
     except CairnError:
         raise
     except Exception as error:
@@ -146,10 +146,10 @@ def _asking(spark: SparkSession, pipeline: Pipeline, interval: Interval) -> Iter
         raise raised from None
 
 
-def _send_code(spark: SparkSession, source: object) -> None:
-    if shares_workers(spark):
-        with suppress(UsageError):  # A source that can't be hashed.
-            pickle_by_value(source)
+def _send_code(spark: SparkSession, pipeline: Pipeline) -> None:
+    for function in (pipeline.source, pipeline.initial_state) if shares_workers(spark) else ():
+        with suppress(UsageError):  # A function that can't be hashed.
+            pickle_by_value(function)
 
 
 def _check_rows(pipeline: Pipeline, rows: Any, schema: StructType, where: str) -> None:
