@@ -331,7 +331,7 @@ def test_results_are_judged_by_the_upstreams_they_read_and_allowed_gaps_are_skip
 
     begins.folders["up"].run(day(5), "saved", kind="restore", base_id=None, h0=2, outputs=())
     begins.folders["up"].run(day(6), "d")
-    assert begins.health(begins.chains(), "up").good_until == day(6).end
+    assert begins.health(begins.chains(), "up").begin == day(6).end
     assert pin(begins.chains(), replace(reader, interval=day(6)), begins.edges["down"][0])[1] == (1, 2, 4)
     assert reached(begins.chains().node(ROOT, "up")) == day(6).end
 
