@@ -67,7 +67,7 @@ DIFFERENCES = {
     # Before 3.2, a clear raised the `clear_number` only of a run that had ended.
     "clear number of an active run": Difference(
         since=(3, 2),
-        instead="mark the run as failed before you clear it, or a range or restore keeps its results, and the next run does not wait",
+        instead="mark the run as failed before you clear it. Otherwise a cleared range or restore repeats nothing, and the next run does not wait",
     ),
     # Airflow has this since 3.2.2, but `since` has only two numbers. So 3.2.2 counts as an Airflow without it.
     "conf for runs that exist": Difference(

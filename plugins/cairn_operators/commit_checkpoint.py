@@ -54,9 +54,9 @@ class CommitCheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airflow i
             pipeline's code, and with it PySpark.
         storage_conn_id: Connection of type `google_cloud_platform`, `aws` or `wasb` for the root. None: the host's own
             identity.
-        validated: `output` of the task that validated the attempt, or "fast" or "full" if the attempt has passed such a
-            validation: the checkpoint then counts as validated. False if a later task may still refuse the checkpoint.
-            The asset's event has it as a boolean.
+        validated: `output` of the task that validated the attempt, or the validation that the attempt has passed:
+            "fast" or "full". The checkpoint then counts as validated. False: a later task may refuse the checkpoint.
+            The asset's event has True or False.
         **kwargs: More arguments of Airflow's `BaseOperator`.
 
     Raises:
@@ -157,8 +157,9 @@ class CommitCheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airflow i
             failed: SinkFailed | None = None
             try:
                 if pipeline is None:
-                    # `process` may be older than the pipeline's sink, which still waits for output of other commits.
-                    publish(at, None, after=committed.log, of=committed.id)
+                    # An old `process` may not know the sink, which still waits for output of other commits.
+                    of = committed.id if committed.log is None else None
+                    publish(at, None, after=committed.log, of=of)
                 else:
                     pipeline.call_sink(at, None, after=committed.log, code=self.sink_of)
             except SinkFailed as error:

@@ -105,8 +105,8 @@ def is_due(begin: datetime, end: datetime, start: datetime, every: timedelta) ->
 def is_due_in(context: Any, every: timedelta | None) -> bool:
     """Return True if a multiple of `every` since the DAG's start date ends in the run's data interval.
 
-    With a cron schedule, the clocks of its zone count: seven days end at midnight in summer and in winter. With None
-    for `every`, without a start date, and without a data interval as in `backfill_pipeline`, the result is True.
+    With a cron schedule, the clocks of its zone count: seven days end at midnight in summer and in winter. The
+    result is True if there is no `every`, no start date, or no data interval, as in `backfill_pipeline`.
     """
     from cairn_operators.dag_schedule import schedule_of_dag
     from state_backend.values.schedule import Cron, decode

@@ -57,7 +57,7 @@ class RunIntervalsOperator(WaitingOperator):
             `replace_overlapping`: replace output of intervals that overlap these intervals and have other boundaries.
         dry_run: Log what would be computed; compute nothing.
         mode: Form of the checkpoints: incremental, full or changelog.
-        wait_timeout: Longest wait of an interval for other pipelines that this one reads.
+        wait_timeout: Longest wait of each interval for upstream pipelines.
         **kwargs: More arguments of `DriverOperator` and Airflow's `BaseOperator`.
 
     Raises:

@@ -24,7 +24,7 @@ class WaitingOperator(DriverOperator):
     waited_for: str | None = None  # The input that the task waited for before, as JSON; None if it has not waited.
 
     def wait_since_ms(self, missing: InputMissing, since_ms: int) -> int:
-        """Return `since_ms` if the same interval has waited before. Else return now: the task has computed since."""
+        """Return `since_ms` if the same interval has waited before. Otherwise, return the present time."""
         from state_backend.chains.pin_inputs import Awaited
         from state_backend.values.operation_parameters import from_json
 

@@ -7,6 +7,7 @@ from datetime import timedelta
 
 import xxhash
 
+from state_backend.checkpoint.exchange_names import is_exchanged
 from state_backend.checkpoint.log import Log, attempt_of, base_of, interval_of, kind_of
 from state_backend.values.frozen import frozen
 from state_backend.values.inputs import Edge, InputPart
@@ -83,7 +84,7 @@ def part_of(pieces: Sequence[Piece]) -> InputPart:
 
 
 def is_left_out(log: Log, outputs: Mapping[Interval, int], gap: Interval) -> bool:
-    """Return True if a person left out this gap: the interval after it started from an earlier or a restored state."""
+    """Return True if a person left out this gap: the next interval started from an earlier or a restored state."""
     after = outputs.get(min((i for i in outputs if i.start >= gap.end), default=gap))
     entry = log.entries[after] if after is not None else None
     base = base_of(entry) if isinstance(entry, Record | Tombstone) else None
@@ -96,10 +97,8 @@ def is_left_out(log: Log, outputs: Mapping[Interval, int], gap: Interval) -> boo
 
 def unexchanged(log: Log) -> bool:
     """Return True if a `cairn erase` is not finished: output files that its commit replaces are not deleted yet."""
-    forgets = [log.whole(kept.id).content.forget for kept in log.kept if kept.kind == "forget"]
-    # `cairn erase` exchanges and deletes files one by one. So if the last replaced files are deleted, all are.
-    last = [path for one in forgets if one is not None and one.rewritten for path in one.rewritten[-1].replaces]
-    return any(log.entries.storage.stat(path) is not None for path in last)
+    forgets = [log.whole(kept.id).content for kept in log.kept if kept.kind == "forget"]
+    return not all(is_exchanged(log.entries.storage, content) for content in forgets)
 
 
 def attempt_at(log: Log, checkpoint_id: int) -> str | None:

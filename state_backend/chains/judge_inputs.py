@@ -111,18 +111,20 @@ class Node:
         return min(self._facts, key=lambda fact: fact.id, default=None)
 
     def elsewhere(self, edge: Edge, span: Interval, commits: Mapping[Interval, int]) -> Interval | None:
-        """Return the part of `span` that only another pipeline has, because this one began with its state; else None.
+        """Return the part of `span` from before the fork: only the forked pipeline has its output. Otherwise None.
 
-        After an import, no pipeline has it. And if the pipeline's start lies within the interval of the state that it
-        began with, a person has declared that nobody reads earlier output.
+        The result is None too if the start lies within the forked checkpoint's interval: a person has declared that
+        nobody reads earlier output.
         """
         at = Interval(span.end - timedelta(milliseconds=1), span.end) if edge.reads == "state" else span
         gap, newest = next(gaps_in(at, commits), None), self.log.newest
         if gap is None or newest is None or (first := self.origin) is None or first.kind != "restore":
             return None
-        entry, start = self.log.entries[first.id], from_ms(newest.content.pipeline_start_ms)
-        imported = isinstance(entry, Record | Tombstone) and run_of(entry).run_id.startswith("import__")
-        if imported or first.interval.start < start or max(gap.start, start) >= min(gap.end, first.interval.end):
+        entry = self.log.entries[first.id]
+        if not isinstance(entry, Record | Tombstone) or not _is_fork(entry):
+            return None
+        start = from_ms(newest.content.pipeline_start_ms)
+        if first.interval.start < start or max(gap.start, start) >= min(gap.end, first.interval.end):
             return None
         return Interval(max(gap.start, start), min(gap.end, first.interval.end))
 
@@ -186,6 +188,12 @@ def reached(node: Node) -> datetime:
     span = Interval(min(node.outputs).start, max(interval.end for interval in node.outputs))
     gaps = (gap for gap in gaps_in(span, node.outputs) if not is_left_out(node.log, node.outputs, gap))
     return next((gap.start for gap in gaps), span.end)
+
+
+def _is_fork(first: Record | Tombstone) -> bool:
+    """Return True if a pipeline whose first record is `first` began as a fork, not with a savepoint or an import."""
+    run_id, saved = run_of(first).run_id, isinstance(first, Tombstone) or first.content.restored_from is not None
+    return run_id.startswith("fork__") or not (saved or run_id.startswith("import__"))
 
 
 def find_problem(

@@ -87,8 +87,8 @@ def pin(chains: Chains, reader: Reader, edge: Edge, part: Interval | None = None
     Raises:
         InputNotReady: The upstream has not committed all of it, or some of it is out of date.
         StateGapError: The upstream's retention has dropped the state.
-        UsageError: An interval of the upstream reaches beyond what the edge maps, pipelines read each other, or it
-            was forked after the span.
+        UsageError: The upstream was forked after the span, an interval of it reaches beyond what the edge maps, or
+            pipelines read each other.
     """
     root = root_of_edge(edge.root, reader.root)
     node = chains.node(root, edge.pipeline)
@@ -108,9 +108,9 @@ def pin(chains: Chains, reader: Reader, edge: Edge, part: Interval | None = None
         )
     if (part := node.elsewhere(edge, span, commits)) is not None:
         raise UsageError(
-            f"{reader}: it reads {edge.pipeline} {part}, but {edge.pipeline} began later, with the state of another pipeline\n"
+            f"{reader} reads {edge.pipeline} {part}, but {edge.pipeline} began later, with the state of another pipeline\n"
             f"For this interval, read the other pipeline, or run {edge.pipeline} again from its start\n"
-            "To do without earlier output, fork again with --from and an instant within the interval of the forked checkpoint"
+            "To skip earlier output after a fork, fork again, with a --from within the interval of the forked checkpoint"
         )
     if (problem := find_problem(node, edge, span, commits, chains.judged(root, edge.pipeline))) is not None:
         raise _not_ready(reader, edge, root, *problem, node.log.head_id)

@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import partial
 
 from state_backend.checkpoint.append_record import create_settled, note_head
-from state_backend.checkpoint.exchange_names import exchange
+from state_backend.checkpoint.exchange_names import exchange, is_exchanged
 from state_backend.checkpoint.fresh_listing import listed_files
 from state_backend.checkpoint.leases import delete_lease, plan_leases
 from state_backend.checkpoint.log import Log, base_with_shared_marks, descriptors_hash, interval_of, read_newest
@@ -220,7 +220,8 @@ def _collect(storage: Storage, log: Log, entry: Record | Tombstone, needed: Need
         doomed |= {h.path for h in _state_files(entry.content, storage, gone_before=True)}
         doomed.add(paths.prepared(entry.content.attempt))
         # The exchange may have stopped. Only the record of the `cairn erase` names the new files that are not current.
-        doomed |= exchange(storage, entry.content)
+        if not is_exchanged(storage, entry.content):
+            doomed.update(*exchange(storage, entry.content))
         if entry.id in log.quarantined:  # only a refused checkpoint has rows that failed an expectation
             doomed |= {info.path for info in storage.list(paths.failing_of(entry.content.attempt))}
     interval, path, settled = interval_of(entry), "", None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -18,16 +18,20 @@ from state_backend.values.records import Content, Record, RewrittenOutput, Sweep
 _ROUNDS = 20
 
 
-def exchange(storage: Storage, content: Content) -> set[str]:
-    """Make the output files that the commit rewrote current, and return the paths of the files that they replace."""
-    replaced: set[str] = set()
+def is_exchanged(storage: Storage, content: Content) -> bool:
+    """Return True if no output waits for its exchange: the last replaced files, which are deleted last, are gone."""
+    rewritten = content.forget.rewritten if content.forget is not None else ()
+    return not rewritten or all(storage.stat(path) is None for path in rewritten[-1].replaces)
+
+
+def exchange(storage: Storage, content: Content) -> Iterator[set[str]]:
+    """Make the commit's rewritten output files current one by one, and yield the paths that each replaces."""
     for rewritten in content.forget.rewritten if content.forget is not None else ():
         fact = Fact(rewritten.interval, rewritten.id, "interval")
         _exchange(storage, paths.settled(*fact), rewritten, partial(read_settled, storage, fact))
         path = paths.record(rewritten.id)
         _exchange(storage, path, rewritten, partial(_read_entry, storage, path))
-        replaced |= {*rewritten.replaces}
-    return replaced
+        yield {*rewritten.replaces}
 
 
 def _read_entry(storage: Storage, path: str) -> Record | Tombstone:
@@ -49,6 +53,4 @@ def _exchange(
         with suppress(PreconditionFailed):  # a clean-up wrote the file meanwhile: read it again
             storage.replace(path, data, generation=info.generation)
             return
-    raise StorageUnavailable(
-        f"{path}: other processes rewrote the file {_ROUNDS} times meanwhile; forget the key again"
-    )
+    raise StorageUnavailable(f"{path}: other processes rewrote the file {_ROUNDS} times meanwhile; repeat cairn erase")

@@ -114,4 +114,4 @@ def exchange_outputs(storage: Storage, log: Log) -> int:
 
     The function does so for each retained checkpoint that `cairn erase` committed. A repeated call changes nothing.
     """
-    return sum(delete_files(storage, exchange(storage, record.content)) for record in log.completed())
+    return sum(delete_files(storage, old) for record in log.completed() for old in exchange(storage, record.content))

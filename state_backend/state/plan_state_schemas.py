@@ -174,8 +174,8 @@ def _check_not_reused(
     moved = [name for name, new in renamed.items() if f"{name.rpartition('.')[0]}.{new}" in wanted]
     if reused := sorted(wanted & {*dropped, *moved}):
         raise StateSchemaError(
-            f"pipeline {pipeline!r} declares {', '.join(reused)}, but also names it in dropped or renamed: a run from an older state "
-            "would read the values of the old field\nGive a new field another name. If it is the old field, remove it there"
+            f"pipeline {pipeline!r} declares {', '.join(reused)}, which is also in dropped or renamed: a run from an older state "
+            "would read the old field's values\nGive a new field another name. Remove an old field from dropped or renamed"
         )
 
 

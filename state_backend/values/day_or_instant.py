@@ -65,7 +65,7 @@ def parse_duration(text: str) -> timedelta:
 
 
 def format_duration(duration: timedelta) -> str:
-    """Return the text of whole seconds for `parse_duration`, in the largest unit that leaves no rest, like 36h."""
+    """Return a text for `parse_duration`, in the largest unit that divides the whole seconds, like 36h."""
     seconds = int(duration.total_seconds())
     return next(f"{seconds // one}{unit}" for unit, one in _SECONDS.items() if seconds % one == 0)
 

@@ -310,8 +310,8 @@ class LogicalTime:
         watermark_ms: The watermark that handlers of the next interval see; None outside event time.
         late_watermark_ms: Rows of the next interval up to this event time are late. None means `watermark_ms`.
         zone: The time zone in which the processor ran; None if it was not recorded.
-        event_zone: The time zone in which event times, watermarks and timers count; "UTC" if they are instants. None
-            outside event time, and if it was not recorded.
+        event_zone: The time zone of event times, watermarks and timers; "UTC" if event times are instants. None outside
+            event time, or if it was not recorded.
     """
 
     mode: TimeMode

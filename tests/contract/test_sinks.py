@@ -493,7 +493,10 @@ def test_existing_postgres_table_keeps_its_columns_and_gets_wider_types(server: 
         ("double precision", 2**53 + 1, False),
         ("double precision", 2**53, True),
         ("bigint", "007", False),
-        ("boolean", "yes", False),
+        ("bigint", "7", True),
+        ("boolean", "t", True),
+        ("double precision", Decimal("1.13"), True),
+        ("numeric(80,2)", 1.5, True),
         ("numeric", 1.005, True),
         ("character varying(9)", 7, True),
         ("timestamp without time zone", date(2024, 1, 1), True),
@@ -509,7 +512,7 @@ def test_postgres_refuses_a_value_that_a_column_would_change(server: str, of: st
         with nullcontext() if fits else pytest.raises(UsageError, match="does not fit"):
             publish(sink, hour(0), 1, pa.table({"v": [value]}))
         kept = connection.execute("SELECT v FROM typed").fetchall()
-    assert not fits or str(kept[0][0]).startswith(str(value)[:10])
+    assert not fits or str(kept[0][0]).lower().startswith(str(value)[:10])
 
 
 def test_time_zone_and_date_style_of_a_postgres_role_do_not_change_values(server: str) -> None:

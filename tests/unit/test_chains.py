@@ -24,8 +24,9 @@ from cairn.operations.intervals.plan_heal import plan_heal
 from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.adapters.open_storage import open_storage
 from state_backend.chains.inputs_of import Piece, commits_in, parts_of
-from state_backend.chains.judge_inputs import Chains, followed_in, judge_part, reached
+from state_backend.chains.judge_inputs import Chains, _is_fork, followed_in, judge_part, reached
 from state_backend.chains.pin_inputs import Reader, check_earlier, pin
+from state_backend.checkpoint.clean_up_dropped import tombstone_of
 from state_backend.checkpoint.log import read_log
 from state_backend.formats import paths
 from state_backend.inspection.chain_of import chain_of
@@ -37,7 +38,7 @@ from state_backend.values.records import Permissions, own_run
 from state_backend.values.retention import KeepLast
 from state_backend.values.schedule import Every
 from tests.support.chain_world import ROOT, SEEDS, World, planned, play, write_code
-from tests.support.checkpoints import DAY, START, Folder, day
+from tests.support.checkpoints import DAY, START, Folder, day, record
 from tests.support.faulty_storage import FaultyStorage, StopHere, stop_at
 from tests.support.tiers import ALL
 
@@ -369,6 +370,15 @@ def test_output_before_a_fork_is_an_error_unless_its_start_excludes_it(
             pin(world.chains(), reader, edge)
         return
     assert [*pin(world.chains(), reader, edge)[1]] == reads
+
+
+@pytest.mark.parametrize(
+    ("run_id", "saved", "is_fork"), [("fork__a", None, True), ("manual__a", None, True), ("restore__a", "s", False)]
+)
+def test_a_pipeline_that_began_with_a_savepoint_is_no_fork(run_id: str, saved: str | None, is_fork: bool) -> None:
+    first = record(1, day(1), kind="restore", run=own_run(run_id), restored_from=saved)
+    assert _is_fork(first) is is_fork
+    assert _is_fork(tombstone_of(first)) is (run_id == "fork__a")  # a tombstone has only the run's id
 
 
 def test_a_pipeline_that_reads_its_own_previous_interval_can_start_and_is_judged_stale() -> None:

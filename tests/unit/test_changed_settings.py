@@ -377,7 +377,7 @@ def test_a_new_input_column_is_accepted_and_a_changed_column_type_is_refused(tmp
         ("int", "double", "of integers, but the code has n = ApproxDistinct('v') of floats"),
         ("decimal(5,1)", "decimal(5,2)", "of decimals of scale 1, but the code has n = ApproxDistinct('v') of dec"),
         ("date", "timestamp", "of date, but the code has n = ApproxDistinct('v') of timestamp"),
-        ("timestamp", "string", "of timestamp, but the code has n = ApproxDistinct('v') of bytes"),
+        ("timestamp", "string", "of timestamp, but the code has n = ApproxDistinct('v') of text or binary"),
     ],
 )
 def test_a_column_type_with_other_hashes_is_refused(old: str, new: str, says: str | None, tmp_path: Path) -> None:

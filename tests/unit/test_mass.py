@@ -10,7 +10,7 @@ import ast
 from state_backend.values.parse_source import parse_source
 from tests.tools.mass import FOLDERS, ROOT, mass
 
-MOST_METHODS, MOST_LINES_OF_A_MODULE, MOST_LINES_OF_TESTS = 25, 800, 82_410
+MOST_METHODS, MOST_LINES_OF_A_MODULE, MOST_LINES_OF_TESTS = 25, 800, 82_420
 
 # For each room, the most lines of its files, and the most tokens without comments and docstrings.
 BUDGETS = {
@@ -21,27 +21,27 @@ BUDGETS = {
     "jobs/cairn/data_sources": (569, 3_880),
     "jobs/cairn/driver": (740, 4_341),
     "jobs/cairn/operations": (951, 6_216),
-    "jobs/cairn/operations/intervals": (4_147, 28_705),
+    "jobs/cairn/operations/intervals": (4_150, 28_726),
     "jobs/cairn/operations/savepoints": (878, 5_986),
     "jobs/cairn/operations/validation": (1_961, 14_823),
-    "jobs/cairn/processors": (3_271, 27_279),
+    "jobs/cairn/processors": (3_271, 27_289),
     "jobs/cairn/replay": (1_366, 9_999),
     "jobs/cairn/rows": (2_215, 15_707),
     "jobs/cairn/runners": (2_064, 13_300),
     "jobs/cairn/shard_jobs": (1_324, 8_598),
-    "jobs/cairn/shipping": (1_510, 10_278),
-    "jobs/cairn/sinks": (2_149, 13_734),
+    "jobs/cairn/shipping": (1_515, 10_296),
+    "jobs/cairn/sinks": (2_154, 13_757),
     "jobs/cairn/spark": (1_465, 7_585),
     "jobs/cairn/trials": (1_181, 8_436),
     "jobs/local_stack": (1_516, 8_692),
     "jobs/pipelines": (961, 5_591),
-    "plugins/cairn_operators": (5_234, 28_985),
+    "plugins/cairn_operators": (5_235, 28_996),
     "plugins/cairn_provider": (89, 321),
     "plugins/cairn_ui": (3_456, 25_054),
     "state_backend": (5, 0),
     "state_backend/adapters": (3_967, 25_943),
-    "state_backend/chains": (1_038, 9_185),
-    "state_backend/checkpoint": (5_848, 38_178),
+    "state_backend/chains": (1_045, 9_209),
+    "state_backend/checkpoint": (5_851, 38_247),
     "state_backend/formats": (5_981, 39_841),
     "state_backend/inspection": (3_839, 30_986),
     "state_backend/ports": (197, 378),

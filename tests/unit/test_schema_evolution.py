@@ -351,7 +351,7 @@ def test_a_name_of_a_renamed_or_dropped_field_is_not_declared_anew(
     recorded: dict[str, Any], changes: dict[str, Any]
 ) -> None:
     """A base of before the rename would give the new field the values of the old one."""
-    with pytest.raises(StateSchemaError, match=r"declares s\.b, but also names it in dropped or renamed: "):
+    with pytest.raises(StateSchemaError, match=r"declares s\.b, which is also in dropped or renamed: "):
         evolve(recorded, struct(field("a", "long"), field("b", "integer"), field("n", "integer")), **changes)
 
 

@@ -44,10 +44,10 @@ def sum_type(of: Any) -> DataType:
 
 
 def hashed_as(of: DataType) -> str:
-    """Return a name that is the same for two scalar types if `hash_values` gives their equal values equal hashes."""
+    """Return the same name for two scalar types if `hash_values` gives equal values of both the same hash."""
     if isinstance(of, DecimalType):
         return f"decimals of scale {of.scale}"
-    classes = {"integers": (*_INTEGERS, BooleanType), "floats": _FLOATS, "bytes": (StringType, BinaryType)}
+    classes = {"integers": (*_INTEGERS, BooleanType), "floats": _FLOATS, "text or binary": (StringType, BinaryType)}
     return next((name for name, types in classes.items() if isinstance(of, types)), of.simpleString())
 
 

@@ -135,7 +135,8 @@ class Deduplicate(ReadyMade):
             of_time = batch.states[self._state]["opened_at"].type
             states["opened_at"] = pc.if_else(pa.array(seen.for_ever), None, array_of(opened, of_time))
             # A known key's timer is too late for its row if `horizon` was longer before.
-            self._move_timers(seen.known & new, seen.opened, new | seen.known if self.keep == "last" else new, opened)
+            has = new | (seen.known & ~seen.for_ever) if self.keep == "last" else new
+            self._move_timers(seen.known & new, seen.opened, has, opened)
         if self.keep == "first":
             output = self._output(rows, ~walk.timed | walk.opens, walk.numbers)
         else:

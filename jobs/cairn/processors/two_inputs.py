@@ -35,8 +35,8 @@ def union_by_kind(inputs: Mapping[str, Any], *, shared: Sequence[str]) -> Any:
 
     Raises:
         UsageError: An input lacks a shared column, has it with another type, or has a column `kind`. Or two kinds
-            differ in case only. Or the new name of a column is that of a shared column, or begins with another kind:
-            `order_line_count`, from `line_count` of "order", beside "order_line".
+            differ in case only. Or a column's new name is a shared column, or begins with another kind: `line_count`
+            of "order" becomes `order_line_count`, and "order_line" is a kind.
 
     Example:
         union_by_kind({"order": orders, "payment": payments}, shared=["order_id", "at"])

@@ -57,7 +57,7 @@ class EventTime:
 
     @property
     def zone(self) -> str:
-        """Return the name of the time zone in which event times and watermarks count."""
+        """Return the name of the time zone of event times and watermarks."""
         return self.wall_zone or "UTC"
 
     @property

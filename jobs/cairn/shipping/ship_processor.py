@@ -231,10 +231,10 @@ def _name_pipeline(pipeline: str) -> Iterator[None]:
 
 
 def pickle_by_value(function: Any) -> None:
-    """From now on, let Spark pickle functions of the modules that `function` uses together with their code.
+    """From now on, let Spark pickle code, not only names, of functions in the modules that `function` uses.
 
-    Spark Connect pickles a UDF whenever it sends the plan, and names the module only. The UDF's worker runs no code of
-    Cairn that would import the driver's module, so it would take what another session's task had imported.
+    Otherwise, Spark Connect sends only the name of a UDF's module. A worker of the UDF runs no code of Cairn, and
+    would use a module that a task of another session had imported.
     """
     for module in _hash_code(function)[1].modules:
         if module.kind == "source" and module.name in sys.modules:

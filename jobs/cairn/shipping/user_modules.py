@@ -180,10 +180,10 @@ def note_imported(names: Iterable[str]) -> None:
     The driver runs a module as it was imported, but workers get the bytes of its file, and a deploy may replace these.
     """
     for name in names:
-        spec = _loaded_spec(name)
-        file = spec.origin if spec is not None and spec.has_location else None
-        if spec is not None and file is not None and not is_runtime(file) and not is_installed(file):
-            with suppress(UsageError):  # `find_user_code` raises it, if the module is needed at all.
+        with suppress(Exception):  # `find_user_code` raises it again, if the module is needed at all.
+            spec = _loaded_spec(name)
+            file = spec.origin if spec is not None and spec.has_location else None
+            if spec is not None and file is not None and not is_runtime(file) and not is_installed(file):
                 _digest_as_imported(name, bytes_of(spec))
 
 
@@ -194,12 +194,17 @@ def _digest_as_imported(name: str, data: bytes) -> str:
         imported = getattr(module, "__spec__", None) or module
         if name not in _IMPORTED or _IMPORTED[name][0] is not imported:
             _IMPORTED[name] = imported, digest
-        elif _IMPORTED[name][1] != digest:
+        elif _IMPORTED[name][1] != digest and not _reloads_by_itself():
             raise RetryableError(
                 f"{module.__file__} has changed since this process imported it, so workers would run other code than the driver\n"
                 "Repeat the command, as Airflow does by itself. In a notebook, restart the kernel"
             )
     return digest
+
+
+def _reloads_by_itself() -> bool:
+    """Return True in a notebook with `%autoreload`, which changes functions in place and leaves the module's spec."""
+    return "IPython.extensions.autoreload" in sys.modules
 
 
 def bytes_of(spec: ModuleSpec) -> bytes:

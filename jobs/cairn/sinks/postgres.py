@@ -125,7 +125,8 @@ class PostgresSink(TableSink):
                 for interval in replaced:
                     self._delete(cursor, interval)
             for table in publication.tables():
-                self._insert(cursor, self._fit(cursor, table))
+                self._fit(cursor, table)
+                self._insert(cursor, table)
             self._store(cursor, publication)
 
     @override
@@ -273,8 +274,8 @@ class PostgresSink(TableSink):
         """Return True if the table exists and has both columns of the interval."""
         return {START, END} <= self._columns(cursor).keys()
 
-    def _fit(self, cursor: Any, rows: pa.Table) -> pa.Table:
-        """Create the table, or add columns and widen types until it can hold the rows. Return them with its types."""
+    def _fit(self, cursor: Any, rows: pa.Table) -> None:
+        """Create the table, or add columns and widen types until it can hold the rows. Raise if it can't."""
         sql = library("psycopg", "postgres").sql
         there = self._columns(cursor)
         if not there:
@@ -284,7 +285,7 @@ class PostgresSink(TableSink):
             )
             cursor.execute(self._sql("CREATE TABLE {table} ({columns})", columns=columns))
             cursor.execute(self._sql(f"CREATE INDEX ON {{table}} ({START}, {END})"))
-            return rows
+            return
         for field in rows.schema:
             wanted, name = column_type(field), sql.Identifier(field.name)
             if field.name not in there:
@@ -295,9 +296,13 @@ class PostgresSink(TableSink):
                 cursor.execute(
                     self._sql("ALTER TABLE {table} ALTER COLUMN {name} TYPE {type}", name=name, type=sql.SQL(wider))
                 )
-            elif wanted != there[field.name] and (kind := arrow_type(there[field.name])) is not None:
-                rows = with_type(rows, field.name, kind)  # `COPY` would round, or cut off the time of a date
-        return rows
+            elif (
+                wanted != there[field.name]
+                and (kind := arrow_type(there[field.name])) is not None
+                and (wanted != "text" or pa.types.is_integer(kind))
+            ):
+                # `COPY` would round, or cut off the time of a date. It parses most texts as their owner expects.
+                with_type(rows, field.name, kind)
 
     def _insert(self, cursor: Any, table: pa.Table) -> None:
         sql = library("psycopg", "postgres").sql
@@ -325,9 +330,9 @@ def column_type(field: pa.Field) -> str:
 
 
 def arrow_type(there: str) -> pa.DataType | None:
-    """Return the type of values that a column keeps as they are; None: text, or a type that the sink never makes."""
+    """Return the Arrow type that a column stores unchanged; None for text, and for a type that the sink never makes."""
     if found := re.fullmatch(r"numeric\((\d+),(\d+)\)", there):
-        return pa.decimal256(int(found[1]), int(found[2]))
+        return pa.decimal256(int(found[1]), int(found[2])) if int(found[1]) <= 76 else None
     return {name: kind for kind, name in (*_TYPES.items(), *_TIMES.items()) if name != "text"}.get(there)
 
 

@@ -404,7 +404,7 @@ def _made_with_shared_workers(url: str, token: str | None) -> bool:
 
 
 def shares_workers(spark: SparkSession) -> bool:
-    """Return True for a session whose Python workers run tasks of other sessions too, with the modules of these."""
+    """Return True for a session whose Python workers also run tasks of other sessions, and keep their modules."""
     return is_connect(spark) and vars(spark).get("addArtifact") is _refuse_artifacts
 
 

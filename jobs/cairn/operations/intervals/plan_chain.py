@@ -203,7 +203,7 @@ def _problem(stage: Stage, interval: Interval, found: Mapping[At, Stage]) -> str
         span = read.span if made is not None else span_within(up.node.log, edge, edge.anchor(interval, stage.schedule))
         commits = _commits(up, edge, span)
         if (part := up.node.elsewhere(edge, span, commits)) is not None:
-            return f"{edge.pipeline} {part}: it began later, with the state of another pipeline"
+            return f"{edge.pipeline} {part}: the pipeline began later, with another's state"
         problem = find_problem(up.node, edge, span, commits, up.judged)
         if problem is not None:
             return f"{edge.pipeline} {problem[0]}: {problem[1]}"

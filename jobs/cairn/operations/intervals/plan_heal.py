@@ -94,7 +94,7 @@ def health_of(log: Log, outdated: Mapping[Interval, Verdict] | None = None) -> H
 def with_jumps(health: Health, log: Log, outputs: Sequence[tuple[Interval, int]]) -> Health:
     """Return a copy of `health` with the jumps of those `outputs` (interval, commit id) that may have to run again.
 
-    Intervals of a gap may have run since. Then the jump begins where the last of them ends.
+    If intervals of a gap have run later, the jump begins at the end of the last such interval.
     """
     found, begin = {}, health.begin
     outputs = [(i, n) for i, n in outputs if begin is not None and i.start >= begin]

@@ -436,8 +436,8 @@ def _event_time(
     recorded = time_ and (time_.event_zone or (time_.zone if wall_zone else None))
     if recorded not in (None, event_time.zone):
         raise UsageError(
-            f"pipeline {pipeline.name!r}: the event time {column!r} is {schema[column].dataType.simpleString()}, which counts in {event_time.zone!r}, but the watermark and timers of its state count in {recorded!r}\n"
-            "Set the pipeline's time_zone or the type of the column back: timestamp counts in 'UTC', timestamp_ntz in the time_zone\n"
+            f"pipeline {pipeline.name!r}: the event time {column!r} ({schema[column].dataType.simpleString()}) is in zone {event_time.zone!r}, but the state's watermark and timers are in zone {recorded!r}\n"
+            "Restore the pipeline's old time_zone or the column's old type: timestamp is in 'UTC', timestamp_ntz in the time_zone\n"
             "Or give the pipeline another name to begin with empty state"
         )
     return event_time

@@ -136,7 +136,10 @@ def _asking(spark: SparkSession, pipeline: Pipeline, interval: Interval) -> Iter
     except Exception as error:
         if is_lost(error):
             raise
-        raised = SourceError(_unreadable(where, error) or f"{where}: the source raised {_told(error)}")
+        told = _unreadable(where, error) or f"{where}: the source raised {_told(error)}"
+        if "PicklingError" in type(error).__name__ and shares_workers(spark):
+            told += "\nTo let Spark send only the names of UDFs, set spark.sql.artifact.isolation.enabled=true in spark_conf"
+        raised = SourceError(told)
         # Leave the frames of this module out of the traceback that the user sees.
         for _ in range(2):
             inner = error.__traceback__.tb_next if error.__traceback__ is not None else None

@@ -96,7 +96,7 @@ class Outcome:
     Attributes:
         interval: The interval.
         computed: True if this call computed the interval, False if an earlier result stays.
-        ours: True if this run committed the checkpoint, now or in an earlier try, also before somebody cleared it.
+        ours: True if this run committed the checkpoint, now or in an earlier try, even before a clear of the run.
         checkpoint: Id of the checkpoint; None if a dry run would compute the interval.
         record: The record, if this run committed it, now or in an earlier try. Only `on_outcome` gets it. The outcomes
             that `run_intervals` returns have None, since the records of a long range would fill the memory.
