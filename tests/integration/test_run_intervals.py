@@ -119,7 +119,7 @@ def test_the_command_in_a_state_gap_error_lets_the_interval_run(spark: SparkSess
     assert refused.exit_code == 1 and "StateGapError" in refused.stderr, refused.stderr
     assert "or begin at the pipeline's start: run the intervals that start from 2024-01-01T00:00:00Z" in refused.stderr
     command = shlex.split(refused.stderr.strip().splitlines()[-1])
-    assert command[:2] == ["cairn", "run"] and command[command.index("--to") + 1] == "2024-01-02T00:00:00Z"
+    assert command[:2] == ["cairn", "run"] and command[command.index("--to") + 1] == "2024-01-03T00:00:00Z"
     done = CliRunner().invoke(app, command[1:])
     assert done.exit_code == 0, done.output
     again = CliRunner().invoke(app, [*common, "--from", "2024-01-03T00:00Z"])
