@@ -164,7 +164,8 @@ class ShardState:
         if self.lists_timers and self.accounts.entries(layout.TIMERS_NAME):
             for key_group in np.unique(key_groups).tolist():
                 self.stored.check_timers(key_group)
-            wanted = stored_keys(key_groups, layout.TIMERS, keys)
+            # A key with initial state and input stands twice in `keys`, and `read_prefixes` finds its timers only once.
+            wanted = list(dict.fromkeys(stored_keys(key_groups, layout.TIMERS, keys)))
             stored, entries, counts = self.store.read_prefixes(wanted, _LISTED_TIMERS + 1)
             timers = iter(zip(stored, entries, strict=True))
             for base, count in zip(wanted, counts, strict=True):

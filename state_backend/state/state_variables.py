@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from typing import Any
+from weakref import WeakSet
 
 from state_backend.adapters.rocks import Stride
 from state_backend.formats.key_codec import KeyCodec
@@ -92,38 +93,71 @@ class ValueState(_KeyedState):
         self._shard.write(self._stored_key(), None)
 
 
+class _Rest:
+    """The positions of a list that an open iterator has not read, or its `entries` there, if the list is rewritten."""
+
+    __slots__ = ("__weakref__", "base", "entries", "first", "next")
+
+    def __init__(self, base: bytes, first: int, next_: int) -> None:
+        self.base, self.first, self.next = base, first, next_
+        self.entries: list[bytes | None] | None = None
+
+
 class ListState(_KeyedState):
     """List state: rows in order per key. The cost of an append does not depend on the length of the list."""
 
     kind = "list"
-    __slots__ = ("_stride",)
+    __slots__ = ("_open", "_stride")
 
     def _prepare(self, descriptor: StateDescriptor) -> None:
         self._shard.prefetch_state(descriptor, layout.LIST_META)
+        self._open: WeakSet[_Rest] = WeakSet()
         self._stride = Stride(size_bytes=_READ_AHEAD_BYTES, most=_READ_AHEAD)
 
     def exists(self) -> bool:
         return next(self.get(), None) is not None
 
     def get(self) -> Iterator[tuple[Any, ...]]:
-        """Yield the list's elements in order, without expired ones. Up to 256 elements or 16 MiB are read ahead."""
-        element = self._stored_key() + layout.LIST_ELEMENT
-        first, next_ = self._positions(self._stored_key())
+        """Yield the elements of the list as it is now, in order, without expired ones. Up to 256 are read ahead."""
+        base = self._stored_key()
+        first, next_ = self._positions(base)
         while first < next_:
-            ahead: list[bytes | None] = []
-            end, size_bytes = min(first + _READ_AHEAD, next_), 0
-            while first < end and size_bytes < _READ_AHEAD_BYTES:
-                positions = range(first, min(first + self._stride.rows, end))
-                found = self._shard.read_many([element + layout.pack_position(p) for p in positions])
-                read_bytes = sum(map(len, filter(None, found)))
-                self._stride.seen(len(found), read_bytes)
-                ahead += found
-                first += len(found)
-                size_bytes += read_bytes
-            for entry in ahead:
-                row = layout.visible(entry, self._shard.now_ms)
-                if row is not None:
-                    yield self._decode(row)
+            ahead, first = self._read_ahead(base, first, next_)
+            rest = None
+            if first < next_:
+                rest = _Rest(base, first, next_)
+                self._open.add(rest)
+            while ahead:
+                for entry in ahead:
+                    row = layout.visible(entry, self._shard.now_ms)
+                    if row is not None:
+                        yield self._decode(row)
+                ahead = []
+                if rest is not None and rest.entries is not None:
+                    ahead, rest, first = rest.entries, None, next_
+
+    def _read_ahead(self, base: bytes, first: int, next_: int) -> tuple[list[bytes | None], int]:
+        """Return (entries from position `first` on, position of the next entry to read)."""
+        ahead: list[bytes | None] = []
+        element, end, size_bytes = base + layout.LIST_ELEMENT, min(first + _READ_AHEAD, next_), 0
+        while first < end and size_bytes < _READ_AHEAD_BYTES:
+            positions = range(first, min(first + self._stride.rows, end))
+            found = self._shard.read_many([element + layout.pack_position(p) for p in positions])
+            read_bytes = sum(map(len, filter(None, found)))
+            self._stride.seen(len(found), read_bytes)
+            ahead += found
+            first += len(found)
+            size_bytes += read_bytes
+        return ahead, first
+
+    def _read_for_iterators(self, base: bytes) -> None:
+        """Read the rest of the list for its open iterators, before the list is rewritten."""
+        for rest in [one for one in self._open if one.base == base]:
+            self._open.discard(rest)
+            rest.entries = []
+            while rest.first < rest.next:
+                found, rest.first = self._read_ahead(base, rest.first, rest.next)
+                rest.entries += found
 
     def put(self, new_state: Iterable[Any]) -> None:
         rows = [self._encode(value) for value in new_state]
@@ -174,6 +208,7 @@ class ListState(_KeyedState):
 
     def _clear(self, base: bytes, start: int) -> bool:
         """Remove the elements from position `start` on; the bounds stay. Return False if the list has no bounds."""
+        self._read_for_iterators(base)
         first, next_ = self._positions(base)
         for position in range(max(first, start), next_):
             self._shard.write(base + layout.LIST_ELEMENT + layout.pack_position(position), None)

@@ -6,6 +6,7 @@ import random
 import subprocess
 import sys
 import time
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from state_backend.adapters.rocks import RocksStore
 from state_backend.state import shard_state, stored_entries
 from state_backend.state.shard_state import ShardState
 from state_backend.state.state_variables import ListState, MapState, ValueState
-from state_backend.state.timers import delete_timer, due_timers, register_timer
+from state_backend.state.timers import delete_timer, due_timers, register_timer, timers
 from tests.support.shards import KEYS, STATES, open_state
 
 MIB = 1024 * 1024
@@ -94,6 +95,45 @@ def test_a_map_iterator_does_not_see_later_writes(tmp_path: Path, seed: int, mon
                 begun.append((now, iterator))
                 found.append([(first[0][0], first[1][0])])
     assert [(u, n) for (u,), (n, _) in map_.iterator()] == sorted(model.items())
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_list_iterator_yields_the_list_as_it_was_at_its_first_element(tmp_path: Path, seed: int) -> None:
+    """Whatever rewrites or flushes the list meanwhile, for lists that are longer than what is read ahead."""
+    pick, state = random.Random(seed), open_state(tmp_path, now_ms=0)
+    state.set_key(1, KEYS.encode(("a",)))
+    list_, model = ListState(state, "list"), [*range(1_000)]
+    list_.put([(n, None) for n in model])
+    for _ in range(30):
+        expected, iterator = [*model], list_.get()
+        found = [n for n, _ in islice(iterator, pick.choice([1, 255, 256, 300]))]
+        for _ in range(pick.choice([1, 3])):
+            change = pick.choice(["put", "clear", "append", "flush"])
+            rows = [pick.randrange(1_000) for _ in range(pick.choice([1, 300, 900]))]
+            if change == "flush":
+                state.flush()
+            elif change == "append":
+                list_.append_list([(n, None) for n in rows])
+                model += rows
+            else:
+                list_.put([(n, None) for n in rows]) if change == "put" else list_.clear()
+                model = rows if change == "put" else []
+        list_.append_value((7, None))
+        model.append(7)
+        assert [*found, *(n for n, _ in iterator)] == expected
+        assert [n for n, _ in list_.get()] == model
+
+
+def test_timers_of_a_key_with_initial_state_and_input_are_all_listed(tmp_path: Path) -> None:
+    state, key = open_state(tmp_path, now_ms=0), KEYS.encode(("a",))
+    state.set_key(1, key)
+    assert [*timers(state)] == []
+    for at_ms in range(18):
+        register_timer(state, at_ms)
+        state.flush()
+        # The key's initial rows, and then its input: the runner reads both ahead in one call.
+        state.read_ahead(np.array([1, 1], np.uint16), pa.array([key, key], pa.binary()))
+        assert [*timers(state)] == [*range(at_ms + 1)]
 
 
 def test_an_iterator_that_is_not_used_up_keeps_no_store_open(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import ast
 from state_backend.values.parse_source import parse_source
 from tests.tools.mass import FOLDERS, ROOT, mass
 
-MOST_METHODS, MOST_LINES_OF_A_MODULE, MOST_LINES_OF_TESTS = 25, 800, 82_420
+MOST_METHODS, MOST_LINES_OF_A_MODULE, MOST_LINES_OF_TESTS = 25, 800, 82_460
 
 # For each room, the most lines of its files, and the most tokens without comments and docstrings.
 BUDGETS = {
@@ -46,7 +46,7 @@ BUDGETS = {
     "state_backend/inspection": (3_839, 30_986),
     "state_backend/ports": (197, 378),
     "state_backend/shard": (1_606, 9_520),
-    "state_backend/state": (3_120, 26_333),
+    "state_backend/state": (3_145, 26_493),
     "state_backend/values": (3_813, 14_104),
 }
 
