@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.errors import PySparkRuntimeError
 from pyspark.sql.streaming import StatefulProcessor, stateful_processor
-from pyspark.sql.types import LongType, Row, StringType, StructField, StructType
+from pyspark.sql.types import LongType, Row, StringType, StructField, StructType, TimestampType
 
 from cairn.rows.output_file import LocalParquet
 from cairn.rows.routing import INPUT
@@ -561,6 +561,19 @@ def test_changes_of_a_handler_to_its_frame_do_not_reach_other_keys() -> None:
 def frames_to(tmp_path: Path) -> OutputFrames:
     schema = StructType([StructField("k", StringType()), StructField("n", LongType())])
     return OutputFrames(LocalParquet(OUTPUT, tmp_path / "rows.parquet"), schema, "UTC")
+
+
+def test_a_time_without_zone_is_local_time_also_beside_an_instant_beyond_the_range_of_pandas(tmp_path: Path) -> None:
+    schema = StructType([StructField("v", TimestampType())])
+    file = LocalParquet(pa.schema([pa.field("v", pa.timestamp("us", "UTC"))]), tmp_path / "rows.parquet")
+    output = OutputFrames(file, schema, "America/New_York")
+    times = [datetime(2024, 1, 1, 12), None, datetime(2024, 11, 3, 1), datetime(9999, 1, 1)]
+    for some in (times[:3], times):
+        output.add(pd.DataFrame({"v": pd.Series(some, dtype=object)}))
+    output.flush()
+    file.finish(MemoryStorage(), "rows.parquet")
+    hours = [f"{at:%dT%H}" if at else None for at in pq.read_table(tmp_path / "rows.parquet")["v"].to_pylist()]
+    assert hours == ["01T17", None, "03T06", "01T17", None, "03T06", "01T05"]
 
 
 def test_of_two_columns_with_one_name_the_first_goes_out(tmp_path: Path) -> None:

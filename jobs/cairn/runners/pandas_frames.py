@@ -17,6 +17,8 @@ shard's task was pandas' own overhead for each frame and column. So frames are s
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from datetime import datetime, tzinfo
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -32,6 +34,7 @@ from cairn.runners.mutable_values import copy_of_column
 from cairn.runners.output_rows import column_of, no_nulls_if_none_may_be
 from cairn.spark_versions import arrays_of_frame, column_of_series, rows_of_frame, series_of, values_of_labels
 from state_backend.values.errors import ProcessorError
+from state_backend.values.zones import zone_of
 
 # From this absolute value on, two different integers may be the same float.
 _FLOAT_LIMIT = 2**53
@@ -302,9 +305,13 @@ class OutputFrames:
     def _cast(self, at: int, values: Any, why: ProcessorError | None) -> pa.Array:
         """Return values as an Arrow array of column `at`, as Spark's worker casts. `why`: The error of a first try."""
         field: pa.Field = self._file.schema.field(at)
+        series = pd.Series(values)
+        if series.dtype == object and pa.types.is_timestamp(field.type) and field.type.tz is not None:
+            # With an instant beyond pandas' range, the column stays objects, and Arrow would take naive ones as UTC.
+            series = series.map(partial(_in_zone, zone=zone_of(self._zone).rules), na_action="ignore")
         try:
             array = column_of_series(
-                pd.Series(values),
+                series,
                 self._schema[at].dataType,
                 self._zone,
                 # `safe` refuses a loss of digits. It is off for instants, which may lose their nanoseconds.
@@ -316,6 +323,11 @@ class OutputFrames:
                 f"output column {field.name!r} is {field.type}, and a value does not fit: {text}"
             ) from error
         return no_nulls_if_none_may_be(field, array if array.type == field.type else array.cast(field.type))
+
+
+def _in_zone(value: Any, zone: tzinfo) -> Any:
+    # PySpark takes the later of two equal wall times too.
+    return value.replace(tzinfo=zone, fold=1) if isinstance(value, datetime) and value.tzinfo is None else value
 
 
 def _holds_large_integer(values: pa.Array) -> bool:
