@@ -161,6 +161,10 @@ def test_late_rows_get_a_table_of_their_own(
         ([1, None], pa.list_(pa.int32()), pa.list_(pa.int64()), True),
         ({"a": [0.1]}, pa.struct([("a", pa.list_(pa.float64()))]), pa.struct([("a", pa.list_(pa.float32()))]), False),
         ({"a": 1}, pa.struct([("a", pa.int32())]), pa.struct([("a", pa.int64()), ("b", pa.string())]), True),
+        ({"a": 1, "b": 2}, pa.struct([("a", pa.int32()), ("b", pa.int32())]), pa.struct([("a", pa.int32())]), False),
+        ({"a": 1}, pa.struct([("a", pa.int32()), ("b", pa.int32())]), pa.struct([("a", pa.int32())]), True),
+        ([("k", 1.26)], pa.map_(pa.string(), pa.float64()), pa.map_(pa.string(), pa.decimal128(5, 1)), False),
+        ([("k", 1.5)], pa.map_(pa.string(), pa.float64()), pa.map_(pa.string(), pa.decimal128(5, 1)), True),
     ],
 )
 def test_a_value_that_a_cast_would_change_is_refused(

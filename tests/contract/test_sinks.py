@@ -31,7 +31,7 @@ from state_backend.checkpoint.rewind import rewind
 from state_backend.values.records import Permissions, RunRef
 from tests.support.bigquery_server import BigQueryServer
 from tests.support.clicks_pipeline import ANYTHING, Rows, by_interval, current, expected, kill, restored, run_of
-from tests.support.clicks_table import HOUR, OWNER, SCHEMA, START, hour, publish
+from tests.support.clicks_table import HOUR, OWNER, SCHEMA, START, Made, hour, publish
 from tests.support.coordinator import coordinator_of
 from tests.support.sink_calls import CALLS
 from tests.support.tiers import ALL, REPOSITORY, at_tier
@@ -320,24 +320,30 @@ def test_table_equals_the_output_after_random_runs_restores_and_kills(
             assert SEEN[f"{kind}: {what}"] > HISTORIES // 5, (kind, what)
 
 
-def test_columns_added_to_the_output_are_added_to_the_table(kind: str, sink: TableSink, tmp_path: Path) -> None:
-    interval = hour(0)
-    narrow = pa.table(
-        {"a": pa.array([1, None], pa.int32()), "d": pa.array([Decimal("1.5"), None], pa.decimal128(5, 2))}
-    )
-    publish(sink, interval, 1, narrow)
-    fits = 2 if kind == "delta" else 2**40  # Delta keeps the type.
-    wide = pa.table(
-        {
-            "a": pa.array([fits, None], pa.int64()),
-            "d": pa.array([Decimal("1.5"), None], pa.decimal128(5, 2)),
-            "b": ["x", None],
+def test_columns_and_fields_added_to_the_output_are_added_to_the_table(
+    kind: str, sink: TableSink, tmp_path: Path
+) -> None:
+    def rows(whole: pa.DataType, a: int, more: dict[str, Any]) -> pa.Table:
+        part = pa.struct([*((name, pa.string()) for name in more if name != "b"), ("p", whole)])
+        value = {"p": a, "z": "x"}
+        nested = {
+            "s": pa.array([value, None], part),
+            "l": pa.array([[value], []], pa.list_(part)),
+            "m": pa.array([[("k", value)], []], pa.map_(pa.string(), part)),
         }
-    )
+        money = pa.array([Decimal("1.5"), None], pa.decimal128(5, 2))
+        return pa.table({"a": pa.array([a, None], whole), "d": money, **nested, **more})
+
+    narrow = rows(pa.int32(), 1, {})
+    publish(sink, hour(0), 1, narrow)
+    wide = rows(pa.int64(), 2, {"b": ["x", None], "z": ["y", None]})
+    if kind != "delta":  # Delta keeps the type.
+        wide = wide.set_column(0, "a", pa.array([2**40, None]))
     publish(sink, hour(1), 2, wide)
     assert hash_of_rows(sink.rows(hour(1), wide.schema)) == hash_of_rows(wide)
     publish(sink, hour(2), 3, narrow)  # code of before runs again
-    assert sink.row_counts() == {hour(0): 2, hour(1): 2, hour(2): 2}
+    calls = [Made(OWNER, hour(n), n + 1, made=made) for n, made in enumerate((narrow, wide, narrow))]
+    assert sink.check(calls) == []
 
 
 EVERY_TYPE = pa.table(

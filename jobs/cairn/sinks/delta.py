@@ -222,12 +222,25 @@ def _is_one_of(intervals: Iterable[Interval]) -> str:
 
 
 def _fit(rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Cast each column to the type in the table. A new column keeps its type; a missing column becomes null."""
+    """Cast each column to the type in the table. A new column or field keeps its type; a missing one becomes null."""
     for field in rows.schema:
-        there = schema.field(field.name).type if field.name in schema.names else field.type
+        there = _merged(schema.field(field.name).type, field.type) if field.name in schema.names else field.type
         if there != field.type:
             rows = with_type(rows, field.name, there)
     for field in schema:
         if field.name not in rows.column_names:
             rows = rows.append_column(field.name, pa.nulls(len(rows), field.type))
     return rows
+
+
+def _merged(there: pa.DataType, new: pa.DataType) -> pa.DataType:
+    """Return the type `there` with the fields of structs that only `new` has, which Delta then adds to the table."""
+    if pa.types.is_struct(there) and pa.types.is_struct(new):
+        old, more = ({part.name: part.type for part in kind} for kind in (there, new))
+        kinds = {**old, **more}
+        return pa.struct([(name, _merged(old.get(name, kind), kind)) for name, kind in kinds.items()])
+    if pa.types.is_map(there) and pa.types.is_map(new):
+        return pa.map_(_merged(there.key_type, new.key_type), _merged(there.item_type, new.item_type))
+    if pa.types.is_list(there) and pa.types.is_list(new):
+        return pa.list_(_merged(there.value_type, new.value_type))
+    return there

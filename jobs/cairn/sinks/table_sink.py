@@ -479,14 +479,22 @@ def _is_changed(before: pa.Array, after: pa.Array) -> bool:
     if old == new or pa.types.is_null(old):
         return False
     if pa.types.is_struct(old) and pa.types.is_struct(new):
-        fields = [(old.get_field_index(part.name), n) for n, part in enumerate(new)]
-        parts = ((before.field(o), after.field(n)) for o, n in fields if o >= 0)
-        return any(_is_changed(o.filter(before.is_valid()), n.filter(after.is_valid())) for o, n in parts)
-    if pa.types.is_map(old) or pa.types.is_map(new):
-        return False  # Only BigQuery's sink casts a map, to a list of the same keys and values.
+        before, after = (column.filter(column.is_valid()) for column in (before, after))
+        fields = [(before.field(o), new.get_field_index(part.name)) for o, part in enumerate(old)]
+        # A cast drops a field that the new type lacks.
+        return any(_is_changed(o, after.field(n)) if n >= 0 else o.null_count < len(o) for o, n in fields)
+    if pa.types.is_map(old):
+        return _is_changed(_pairs(before), _pairs(after))
     if pa.types.is_nested(old):
         return _is_changed(before.flatten(), after.flatten())
     back = after.cast(old)
     if pa.types.is_floating(old):  # NaN is left out, since it does not equal itself.
         back, before = (column.filter(pc.invert(pc.is_nan(column))) for column in (back, before))
     return not back.equals(before)
+
+
+def _pairs(column: pa.Array) -> pa.Array:
+    """Return maps as lists of structs `key` and `value`. BigQuery's sink casts a map to such lists."""
+    if not pa.types.is_map(kind := column.type):
+        return column
+    return column.cast(pa.list_(pa.struct([("key", kind.key_type), ("value", kind.item_type)])))
