@@ -16,6 +16,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import deltalake
 import psycopg
 import pyarrow as pa
 import pytest
@@ -368,6 +369,25 @@ EVERY_TYPE = pa.table(
         'a name; with "signs"': pa.array([1, 2]),
     }
 )
+
+
+def test_a_column_without_nulls_may_have_nulls_later(kind: str, sink: TableSink, tmp_path: Path) -> None:
+    whole = pa.field("p", pa.int64(), nullable=False)
+    schema = pa.schema([whole, pa.field("s", pa.struct([whole]), nullable=False)])
+    full = pa.table({"p": [1], "s": [{"p": 1}]}, schema)
+    nulls = pa.table({"p": pa.array([None], pa.int64()), "s": pa.array([{"p": None}], pa.struct([("p", pa.int64())]))})
+    for n, rows in enumerate((full, nulls, pa.table({"a": [1]}))):
+        publish(sink, hour(n), n + 1, rows)
+    assert sink.row_counts() == {hour(n): 1 for n in range(3)}
+    if kind == "delta":  # Old releases made columns that take no null.
+        old, url = Made(OWNER, hour(0), 1, made=full).table(), f"file://{tmp_path}/old"
+        deltalake.write_deltalake(
+            url, old, partition_by=["interval_start", "interval_end"], description="Output of Cairn's pipeline clicks"
+        )
+        publish(sinks.delta(url), hour(0), 1, full)
+        for rows in (full.take(pa.array([None], pa.int64())), full.drop_columns("p")):
+            with pytest.raises(UsageError, match=r"column 'p' takes no null(?s:.*)publish --rebuild"):
+                publish(sinks.delta(url), hour(1), 2, rows)
 
 
 @pytest.mark.parametrize(

@@ -143,13 +143,13 @@ class DeltaSink(TableSink):
             "storage_options": self._options or None,
             "commit_properties": deltalake.CommitProperties(app_transactions=transactions),
         }
+        rows = _fit(rows, pa.schema([] if table is None else table.schema()))
         if table is None:
             made = {"partition_by": [START, END], "description": _description(owner.name)}
             # Create the table even without rows. It then stores the checkpoint's id, so that a late call with an older
             # id changes nothing.
             deltalake.write_deltalake(self._url, rows, mode="error", **made, **common)
             return
-        rows = _fit(rows, pa.schema(table.schema()))
         deltalake.write_deltalake(table, rows, mode="overwrite", predicate=where, schema_mode="merge", **common)
 
     def _new_owner(self, table: Any, owner: Owner, *, takes_over: bool = False) -> dict[str, int]:
@@ -222,19 +222,31 @@ def _is_one_of(intervals: Iterable[Interval]) -> str:
 
 
 def _fit(rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Cast each column to the type in the table. A new column or field keeps its type; a missing one becomes null."""
+    """Cast each column to the type in the table. A new column or field keeps its type; a missing one becomes null.
+
+    The sink makes only columns that take nulls, because Delta can't change such a column later.
+
+    Raises:
+        UsageError: A value does not fit, or a column that an older release made takes no null.
+    """
     for field in rows.schema:
-        there = _merged(schema.field(field.name).type, field.type) if field.name in schema.names else field.type
-        if there != field.type:
-            rows = with_type(rows, field.name, there)
+        there = schema.field(field.name).type if field.name in schema.names else field.type
+        kind = _merged(there, field.type)
+        if kind != field.type or not field.nullable:
+            rows = with_type(rows, field.name, kind)
     for field in schema:
         if field.name not in rows.column_names:
             rows = rows.append_column(field.name, pa.nulls(len(rows), field.type))
+        if rows[field.name].null_count and not field.nullable:
+            raise UsageError(
+                f"the table's column {field.name!r} takes no null, and the output has a null or lacks the column\n"
+                "Give the sink a new table, and fill that table:\ncairn publish --rebuild"
+            )
     return rows
 
 
 def _merged(there: pa.DataType, new: pa.DataType) -> pa.DataType:
-    """Return the type `there` with the fields of structs that only `new` has, which Delta then adds to the table."""
+    """Return the type `there` with the fields of structs that only `new` has. All fields take nulls."""
     if pa.types.is_struct(there) and pa.types.is_struct(new):
         old, more = ({part.name: part.type for part in kind} for kind in (there, new))
         kinds = {**old, **more}
