@@ -41,6 +41,11 @@ from state_backend.values.intervals import Interval, format_instant
 # the sink read the table.
 _ROUNDS = 10
 
+# A reader skips files by each column's smallest and largest value in Delta's log. deltalake rounds those of decimals to
+# doubles, or clips them to 64 bits. For a column without values it reads `column >= null`. So filters would lose rows.
+# Readers still skip intervals.
+_NO_STATISTICS = {"delta.dataSkippingNumIndexedCols": "0"}
+
 
 def delta(url: str, storage_options: Mapping[str, str] | None = None) -> DeltaSink:
     """Return a `Pipeline.sink` that keeps a Delta table equal to the pipeline's output.
@@ -111,8 +116,8 @@ class DeltaSink(TableSink):
     def clear(self, owner: Owner, *, takes_over: bool = False) -> None:
         table = self._table()
         if table is not None:
-            new = {_generation_id(owner.name): _generation(table, owner.name) + 1}
-            new |= self._new_owner(table, owner, takes_over=takes_over)
+            new = self._new_owner(table, owner, takes_over=takes_over)
+            new[_generation_id(owner.name)] = _generation(table, owner.name) + 1
             self._write(table, owner, NO_ROWS, "true", new)
 
     def _publish(self, table: Any, publication: Publication) -> None:
@@ -148,7 +153,7 @@ class DeltaSink(TableSink):
             made = {"partition_by": [START, END], "description": _description(owner.name)}
             # Create the table even without rows. It then stores the checkpoint's id, so that a late call with an older
             # id changes nothing.
-            deltalake.write_deltalake(self._url, rows, mode="error", **made, **common)
+            deltalake.write_deltalake(self._url, rows, mode="error", configuration=_NO_STATISTICS, **made, **common)
             return
         deltalake.write_deltalake(table, rows, mode="overwrite", predicate=where, schema_mode="merge", **common)
 
@@ -158,8 +163,8 @@ class DeltaSink(TableSink):
         new = {f"cairn/{owner.name}/log": int.from_bytes(hash_of_log, "big")}
         if table is None:
             return new
-        description = table.metadata().description
-        if description != _description(owner.name):
+        metadata = table.metadata()
+        if (description := metadata.description) != _description(owner.name):
             raise UsageError(
                 f"{self._url} is a table with the description {description!r}, but the sink of {owner.name!r} makes a table with "
                 f"the description {_description(owner.name)!r}\nGive each pipeline a table of its own"
@@ -168,7 +173,13 @@ class DeltaSink(TableSink):
         there = table.transaction_version(app_id)
         # Delta stores a hash of the log's id instead of the id. So the text of another owner contains the hash.
         stored = owner.name if there is None else str(owner) if there == version else f"{owner.name}@{there}"
-        return new if must_store_owner(stored, owner, self._url, takes_over=takes_over) else {}
+        must_store = must_store_owner(stored, owner, self._url, takes_over=takes_over)
+        if not any(name.startswith("delta.dataSkipping") for name in metadata.configuration):
+            # An older release made the table. Read the owner again, and the checkpoint ids only now: this commit may
+            # follow one of another process.
+            table.alter.set_table_properties(_NO_STATISTICS)
+            return self._new_owner(table, owner, takes_over=takes_over)
+        return new if must_store else {}
 
     def _table(self) -> Any:
         """Read and return the table in its newest version; None if there is no table."""
