@@ -311,15 +311,8 @@ def test_table_equals_the_output_after_random_runs_restores_and_kills(
     assert sink.check(current(history.tester)) == []
     SEEN.update({f"{kind}: {what}": n for what, n in history.seen.items()} | {kind: 1})
     if ALL and SEEN[kind] == HISTORIES:  # A second run leaves out histories that passed in the first.
-        for what in (
-            "restore",
-            "restore that retracts",
-            "quarantine",
-            "release",
-            "late call",
-            "hours over day",
-            "kill",
-        ):
+        runs, restores = ["late call", "hours over day", "kill"], ["restore", "restore that retracts"]
+        for what in (*runs, *restores, "quarantine", "release"):
             assert SEEN[f"{kind}: {what}"] > HISTORIES // 5, (kind, what)
 
 
@@ -343,8 +336,7 @@ def test_columns_and_fields_of_the_output_are_added_to_the_table(kind: str, sink
     publish(sink, hour(1), 2, wide)
     assert hash_of_rows(sink.rows(hour(1), wide.schema)) == hash_of_rows(wide)
     publish(sink, hour(2), 3, narrow)  # code of before runs again
-    calls = [Made(OWNER, hour(n), n + 1, made=made) for n, made in enumerate((narrow, wide, narrow))]
-    assert sink.check(calls) == []
+    assert sink.check([Made(OWNER, hour(n), n + 1, made=a) for n, a in enumerate((narrow, wide, narrow))]) == []
 
 
 EVERY_TYPE = pa.table(

@@ -40,6 +40,15 @@ def test_python_in_the_docs_parses_and_its_imports_exist() -> None:
                     exec(compile(ast.Module([node], []), str(page), "exec"), {})
 
 
+def test_recipes_for_duckdb_read_files_with_other_columns() -> None:
+    """Without `union_by_name`, DuckDB silently rounds values to the first file's types, and drops columns that it lacks."""
+    texts = [path.read_text() for path in (*PAGES, *ROOT.glob("jobs/cairn/**/*.py"))]
+    calls = [
+        line for text in texts for line in text.splitlines() if re.search(r"read_parquet\((\{|output_files)", line)
+    ]
+    assert len(calls) == 4 and all("union_by_name" in line for line in calls)
+
+
 def test_readme_and_the_first_page_begin_with_the_same_pipeline() -> None:
     readme, index = ((ROOT / page).read_text().split("```python\n")[1] for page in ("README.md", "docs/index.md"))
     assert readme.split("```")[0] == index.split("```")[0]

@@ -65,7 +65,7 @@ def output_files(
         StorageUnavailable: The pipeline has committed one of these intervals again since the marker was made.
 
     Example:
-        duckdb.read_parquet(output_files("file:///data/state", "clicks"))
+        duckdb.read_parquet(output_files("file:///data/state", "clicks"), union_by_name=True)
     """
     if (noticed := _noticed.get()) is not None:
         noticed.add(Untracked(pipeline=pipeline, root=hide(root.rstrip("/"))))
