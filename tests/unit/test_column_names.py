@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql.connect import functions as connect
 from pyspark.sql.types import ArrayType, LongType, StructField, StructType, TimestampType
 
-from cairn import sinks
+from cairn import copy_output, sinks
 from cairn.aggregates import Count, Last, RunningAggregate, Sum
 from cairn.operations.intervals.plan_interval import _check_sink
 from cairn.pipeline import Interval, Pipeline
@@ -79,16 +79,12 @@ def test_names_that_differ_in_case_only_are_refused() -> None:
 
 
 def test_a_table_gets_no_names_that_differ_in_case_only() -> None:
-    """Also from a session that minds case."""
+    """Also from a session that minds case. And no names of the sink's own columns."""
     one, twins = (StructType([StructField(name, LongType()) for name in names]) for names in (["v"], ["v", "V"]))
     reserved = StructType([StructField("Interval_Start", LongType())])
     settings: dict[str, Any] = {"source": lambda *_: None, "key": ["v"], "processor": object, "output_schema": "v long"}
-    for sink in (
-        sinks.delta("file:///t"),
-        sinks.iceberg("a.t", "c", dict),
-        sinks.postgres("t", "dbname=t"),
-        sinks.bigquery("a.t"),
-    ):
+    tables = sinks.delta("file:///t"), sinks.iceberg("a.t", "c", dict), sinks.postgres("t", ""), sinks.bigquery("a.t")
+    for sink in tables:
         made = Pipeline(name="p", start=START, sink=sink.with_late_rows(sinks.delta("file:///late")), **settings)
         _check_sink(made, one, one)
         with pytest.raises(UsageError, match="the table of its output has two columns 'v' and 'V'"):
@@ -97,6 +93,10 @@ def test_a_table_gets_no_names_that_differ_in_case_only() -> None:
             _check_sink(made, one, twins)
         with pytest.raises(UsageError, match="has a column 'Interval_Start', but the sink writes the interval into"):
             _check_sink(made, reserved, one)
+    copies = Pipeline(name="p", start=START, sink=copy_output("memory://copy"), **settings)
+    _check_sink(copies, one, reserved)
+    with pytest.raises(UsageError, match="has a column 'Interval', but copy_output names its folders interval="):
+        _check_sink(copies, StructType([StructField("Interval", LongType())]), one)
 
 
 def test_a_setting_names_its_column_in_any_case() -> None:

@@ -84,6 +84,8 @@ def copy_output(folder: str) -> Callable[[SparkSession | None, list[str], Interv
             destination.delete(path)
         note_names(destination, prefix, [], drop=[path.removeprefix(prefix) for path in copies])
 
+    # Readers of the folders take this column from the folder's name, so the output must not have it.
+    sink.folder_column = "interval"  # type: ignore[attr-defined]
     return sink
 
 

@@ -384,6 +384,12 @@ def _check_output(spark: SparkSession, log: Log, pipeline: Pipeline, interval: I
 
 def _check_sink(pipeline: Pipeline, output_schema: StructType, input_schema: StructType) -> None:
     """Raise `UsageError` if the sink's table can't have an output column, or its table of late rows an input column."""
+    taken = [name for name in output_schema.names if name.lower() == getattr(pipeline.sink, "folder_column", None)]
+    if taken:
+        raise UsageError(
+            f"the output of {pipeline.name!r} has a column {taken[0]!r}, but copy_output names its folders interval=…, and readers "
+            "take the column from these names\nRename the column in output_schema"
+        )
     if pipeline.sink is not None and not callable(pipeline.sink):
         for table, late in pipeline.sink.each_table():
             schema, rows = (input_schema, "late rows") if late else (output_schema, "output")
