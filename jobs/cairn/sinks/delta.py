@@ -260,8 +260,9 @@ def _merged(there: pa.DataType, new: pa.DataType) -> pa.DataType:
     """Return the type `there` with the fields of structs that only `new` has. All fields take nulls."""
     if pa.types.is_struct(there) and pa.types.is_struct(new):
         old, more = ({part.name: part.type for part in kind} for kind in (there, new))
-        kinds = {**old, **more}
-        return pa.struct([(name, _merged(old.get(name, kind), kind)) for name, kind in kinds.items()])
+        # The fields of `new` come first: old versions of pyarrow can't change their order.
+        kinds = {**more, **old}
+        return pa.struct([(name, _merged(kind, more.get(name, kind))) for name, kind in kinds.items()])
     if pa.types.is_map(there) and pa.types.is_map(new):
         return pa.map_(_merged(there.key_type, new.key_type), _merged(there.item_type, new.item_type))
     if pa.types.is_list(there) and pa.types.is_list(new):
