@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from cairn.command.cli import app
 from cairn.trials.promote_trial import other_than_tried
 from state_backend.inspection.compare_logs import Made
+from state_backend.values.records import LogicalTime
 from tests.support.coordinator import coordinator_of
 from tests.support.counting import DAYS, day
 from tests.support.trials import SESSION, Averaging, Doubling, Narrowing, pipeline_of, run, try_days
@@ -121,6 +122,7 @@ def test_the_checkpoint_list_shows_code_versions_and_marks_code_changes(tmp_path
         ({"digest": 1, "source_position": {}}, "The promotion has other input: rows is null instead of"),
         ({"outputs": ()}, "its output (0 rows) differs from the trial's"),
         ({"digest": 1}, "depend on something else, such as a clock or random numbers"),
+        ({"time": LogicalTime(mode="none", processing_time_ms=0, watermark_ms=1)}, "its watermarks differ"),
     ],
 )
 def test_the_reason_why_a_promotion_differs_is_reported(root: str, changes: dict[str, Any], says: str | None) -> None:
@@ -129,6 +131,18 @@ def test_the_reason_why_a_promotion_differs_is_reported(root: str, changes: dict
     tried = Made(id=record.id, digest=content.digest, outputs=content.outputs, content=content)
     found = other_than_tried(tried, replace(content, **changes))
     assert found is None if says is None else says in (found or "")
+
+
+@pytest.mark.parametrize(("changes", "same"), [({}, True), ({"digest": 1}, False), ({"digest": None}, False)])
+def test_a_promotion_with_another_parallelism_is_compared_by_its_rows(
+    root: str, changes: dict[str, Any], same: bool
+) -> None:
+    """Other shards write other files, so their checksums tell nothing."""
+    content = coordinator_of(pipeline_of(), root).record("latest").content
+    tried = Made(id=1, digest=content.digest, outputs=content.outputs, content=content)
+    outputs = tuple(replace(f, handle=replace(f.handle, crc32c=1), **changes) for f in content.outputs)
+    found = other_than_tried(tried, replace(content, outputs=outputs, parallelism=content.parallelism + 1))
+    assert (found is None) == same and (same or "its output" in (found or ""))
 
 
 TYPED, CODE = "tests.unit.test_trial_commands", "tests.support.trials:OLD"

@@ -269,23 +269,37 @@ def promote_past(
 def other_than_tried(tried: Made, content: Content) -> str | None:
     """Return in words how production's new result (`content`) differs from the trial's (`tried`); None if it does not.
 
-    If both have the same number of shards, the rows, sizes and checksums of the output files are compared; else only
-    the numbers of rows.
+    If both have the same number of shards, the rows, sizes and checksums of the output files are compared; else the
+    numbers of rows and the digests of their values.
     """
     what = []
     if content.digest != tried.digest:
         what.append(f"its state has digest {content.digest:016x}, the trial's {tried.digest:016x}")
+    if tried.content is not None and _watermarks(tried.content) != _watermarks(content):
+        what.append("its watermarks differ from the trial's")
+    alike = tried.content is None or tried.content.parallelism == content.parallelism
     for late in (False, True):
-        ours, theirs = (sorted(_file(f) for f in files if f.late == late) for files in (content.outputs, tried.outputs))
-        alike = tried.content is None or tried.content.parallelism == content.parallelism
-        if (ours != theirs) if alike else sum(f[0] for f in ours) != sum(f[0] for f in theirs):
-            rows = "late rows" if late else "output"
-            what.append(
-                f"its {rows} ({sum(f[0] for f in ours)} rows) differs from the trial's ({sum(f[0] for f in theirs)})"
-            )
+        ours, theirs = ([f for f in files if f.late == late] for files in (content.outputs, tried.outputs))
+        same = sorted(map(_file, ours)) == sorted(map(_file, theirs)) if alike else _have_same_rows(ours, theirs)
+        if not same:
+            rows, counts = "late rows" if late else "output", [sum(f.rows for f in files) for files in (ours, theirs)]
+            what.append(f"its {rows} ({counts[0]} rows) differs from the trial's ({counts[1]})")
     if not what:
         return None
     return f"{'; '.join(what)}. {_cause(tried.content, content)}"
+
+
+def _have_same_rows(ours: Sequence[OutputFile], theirs: Sequence[OutputFile]) -> bool:
+    """Return True if the rows are equal, in any order and in any files. An unknown digest counts as different."""
+    digests = [[f.digest for f in files if f.rows] for files in (ours, theirs)]
+    if None in digests[0] + digests[1]:
+        return False
+    one, other = (sum(d or 0 for d in found) % 2**64 for found in digests)
+    return one == other and sum(f.rows for f in ours) == sum(f.rows for f in theirs)
+
+
+def _watermarks(content: Content) -> tuple[int | None, int | None]:
+    return content.time.watermark_ms, content.time.late_watermark_ms
 
 
 def _file(file: OutputFile) -> tuple[int, int, int]:
