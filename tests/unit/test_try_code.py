@@ -43,6 +43,7 @@ from state_backend.values.errors import (
     CorruptRecord,
     NotAsTried,
     SourceError,
+    StateGapError,
     UsageError,
 )
 from state_backend.values.inputs import TriedUpstream
@@ -245,17 +246,27 @@ def test_an_incomplete_trial_is_not_promoted_and_can_be_resumed(root: Path) -> N
 
 
 @pytest.mark.long("half a second", runs_in="ci")
-def test_a_trial_can_be_resumed_after_retention_dropped_its_base_checkpoint(tmp_path: Path) -> None:
+def test_a_trial_can_be_resumed_after_retention_dropped_its_base_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     short = pipeline_of(retention=KeepLast(2))
     run(short, tmp_path, range(3))
-    begun = try_days(AVERAGED, tmp_path, [2])
+    begun = try_days(AVERAGED, tmp_path, [2], trial="one")
     run(short, tmp_path, range(3, 5))
     assert 2 not in coordinator_of(OLD, str(tmp_path)).log().retained
-    again = try_days(AVERAGED, tmp_path, range(2, 5))
+    again = try_days(AVERAGED, tmp_path, range(2, 5), trial="one")
     assert [o.computed for o in again.outcomes] == [False, True, True] and again.trial.base == begun.trial.base
+    for pipeline in (DOUBLED, AVERAGED, DOUBLED):  # The trial itself keeps its fork, however often an interval runs.
+        assert [o.computed for o in try_days(pipeline, tmp_path, [2], trial="one").outcomes] == [True]
     # One that has not begun can't.
     with pytest.raises(UsageError, match="a trial can't begin at"):
         try_days(AVERAGED, tmp_path, range(2, 5), trial="other")
+    # One with many intervals drops its fork, and says how to go on.
+    monkeypatch.setattr("cairn.trials.try_code.MOST_STATES", 1)
+    try_days(AVERAGED, tmp_path, range(4, 6), trial="long")
+    with pytest.raises(StateGapError) as raised:
+        try_days(DOUBLED, tmp_path, range(4, 6), trial="long")
+    assert "--remove long" in raised.value.__notes__[-1]
 
 
 def test_a_sweep_removes_only_expired_trials(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

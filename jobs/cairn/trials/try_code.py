@@ -70,7 +70,7 @@ from state_backend.values.intervals import format_instant, to_ms
 from state_backend.values.marks import Savepoint, Trial, TrialBase
 from state_backend.values.operation_parameters import TryCode
 from state_backend.values.records import Content, Permissions, Record, own_run
-from state_backend.values.retention import KeepLast
+from state_backend.values.retention import KeepLast, KeepYounger, RetentionPolicy
 from state_backend.values.schedule import Schedule
 
 if TYPE_CHECKING:
@@ -78,7 +78,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("cairn")
 
-# A trial retains at most this many of its newest checkpoints. Of earlier checkpoints only output and digest remain.
+# Every record lists all retained checkpoints. So a trial of more intervals retains only this many of its newest
+# checkpoints, and later does not have the state that it began from. Of earlier checkpoints output and digest remain.
 MOST_STATES = 300
 _LISTED = 10
 
@@ -312,7 +313,7 @@ def try_code(
     try:
         fork_s = _fork(plan, pipeline, root, own)
         # A trial calls no sink.
-        quiet = replace(pipeline, sink=None, retention=KeepLast(min(len(intervals) + 1, MOST_STATES)))
+        quiet = replace(pipeline, sink=None, retention=_retention(plan.trial))
         outcomes = run_intervals(
             *(spark, quiet, intervals, own, mode),
             run=own_run(f"trial__{_decided_by(pipeline, plan, zone_of_session(spark))}"),
@@ -324,6 +325,11 @@ def try_code(
     except Exception as error:
         # If somebody removed the trial while it ran, the error may be arbitrary: raise a clear `UsageError` instead.
         _clean_up_removed(root, running, error)
+        if isinstance(error, StateUnusable) and plan.before is not None:
+            again = command_line("trials", root=root, pipeline=pipeline.name, remove=running.name)
+            error.add_note(
+                f"If trial {running.name!r} has dropped the state, remove the trial, and try again:\n{again}"
+            )
         raise
     running = _renew(root, running, now_ms + int((time.monotonic() - began_s) * 1000), keep_for)
     return Tried(trial=running, root=own, outcomes=outcomes, fork_s=fork_s, other_input=plan.other_input)
@@ -342,6 +348,13 @@ def _decided_by(pipeline: Pipeline, plan: TrialPlan, session_zone: str) -> str:
         with suppress(UsageError):
             parts.append(code_hash(function, ""))
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:12]
+
+
+def _retention(trial: Trial) -> RetentionPolicy:
+    """Return the policy that keeps the fork and all states of the trial, however often an interval runs again."""
+    length = trial.span.end - trial.span.start
+    fits = length // timedelta(milliseconds=trial.length_ms) <= MOST_STATES
+    return KeepYounger(length + timedelta(milliseconds=1)) if fits else KeepLast(MOST_STATES)
 
 
 def _renew(root: str, trial: Trial, now_ms: int, keep: timedelta) -> Trial:
