@@ -161,6 +161,11 @@ def test_a_repeat_keeps_results_only_with_the_same_settings_and_source() -> None
 
 @pytest.mark.long("seconds", runs_in="ci")
 def test_a_trial_with_other_code_under_the_same_name_is_promoted_anew(root: Path) -> None:
+    try_days(OLD, root, range(1, 4), trial="x")
+    try_days(DOUBLED, root, [1], trial="x")  # The states stay equal, so day 2 and 3 are not stale, but of other code.
+    with pytest.raises(UsageError, match="out of date") as raised:
+        plan_promotion(SESSION, DOUBLED, str(root), past=True)
+    assert [str(day(n)) in str(raised.value) for n in (1, 2, 3)] == [False, True, True]
     for pipeline in (DOUBLED, AVERAGED):
         try_days(pipeline, root, range(1, 4), trial="x")
         plan = plan_promotion(SESSION, pipeline, str(root), past=True)

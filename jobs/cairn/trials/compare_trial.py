@@ -15,6 +15,7 @@ from state_backend.chains.judge_inputs import Chains
 from state_backend.checkpoint.location import locate
 from state_backend.checkpoint.log import read_log
 from state_backend.checkpoint.trials import find_trial, intervals_of_trial, root_of_trial
+from state_backend.inspection.compare_logs import made_within
 from state_backend.inspection.compare_runs import Comparison, compare_runs
 from state_backend.inspection.compare_tables import TableDifference
 from state_backend.inspection.diff_lines import changed_fields, fields_of, line_of
@@ -93,14 +94,18 @@ def outdated_lines(root: str, trial: Trial, *, unknown: bool = True) -> list[str
     `unknown`: False leaves out results about which the records can't tell whether they are out of date.
     """
     at, chains = (root_of_trial(root, trial.pipeline, trial.name), trial.pipeline), Chains()
-    found = {interval: f"stale: {why}" for interval, why in chains.node(*at).spoilt.items()}
+    # A shorter repeat with other code leaves the results of later intervals as they are.
+    made = made_within(chains.log(*at), trial.span).items()
+    other = [i for i, one in made if one.content is not None and one.content.code_hash != trial.code_hash]
+    found = dict.fromkeys(other, "of other code than the trial's newest")
+    found |= {interval: f"stale: {why}" for interval, why in chains.node(*at).spoilt.items()}
     judged = {interval: v for interval, v in chains.judged(*at).items() if unknown or v.kind != "unknown"}
     again = found or any(verdict.kind != "unknown" for verdict in judged.values())
     found |= {interval: f"{verdict.kind}: {verdict.why}" for interval, verdict in judged.items()}
     lines = [f"{interval}: the trial's result is {why}" for interval, why in sorted(found.items())]
     if len(lines) > _LISTED:
         lines[_LISTED:] = [f"and {len(lines) - _LISTED} more intervals"]
-    return [*lines, "To try these intervals again, run the same cairn try again"] if again else lines
+    return [*lines, "To try these intervals again, run cairn try for the whole trial again"] if again else lines
 
 
 def comparison_lines(trial: Trial, said: dict[str, Any]) -> list[str]:
