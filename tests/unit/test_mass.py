@@ -32,7 +32,7 @@ BUDGETS = {
     "jobs/cairn/shipping": (1_515, 10_296),
     "jobs/cairn/sinks": (2_199, 14_115),
     "jobs/cairn/spark": (1_465, 7_585),
-    "jobs/cairn/trials": (1_213, 8_784),
+    "jobs/cairn/trials": (1_215, 8_818),
     "jobs/local_stack": (1_516, 8_692),
     "jobs/pipelines": (961, 5_591),
     "plugins/cairn_operators": (5_235, 28_996),

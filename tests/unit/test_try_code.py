@@ -10,6 +10,7 @@ from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from threading import Lock
 from types import SimpleNamespace
 from typing import Any
 
@@ -157,6 +158,23 @@ def test_a_repeat_keeps_results_only_with_the_same_settings_and_source() -> None
     assert len(found) == len(changes) + 1 and _decided_by(OLD, plan, "CET") not in found
     grown = replace(sources[0], tried={("r", "a"): TriedUpstream(root="r", span=day(1))})
     assert _decided_by(replace(OLD, source=grown), plan, "UTC") in found
+    # Without a position of each interval, no hash is the same twice.
+    asked: Any = SimpleNamespace(trial=plan.trial, asked={day(1): SimpleNamespace(position={"rows": 1})})
+    for changed in (
+        {"read_ahead": False},
+        {"source": upstream("a", tracked=False)},
+        {"source": partial(bytes_of, Lock())},
+    ):
+        assert _decided_by(replace(OLD, **changed), asked, "UTC") != _decided_by(replace(OLD, **changed), asked, "UTC")
+    assert _decided_by(OLD, asked, "UTC") == _decided_by(OLD, asked, "UTC")
+
+
+def test_a_repeat_computes_changed_days_of_a_source_that_is_asked_in_turn(root: Path) -> None:
+    """Only the first day's position is known when the trial begins."""
+    in_turn = replace(AVERAGED, read_ahead=False)
+    try_days(in_turn, root, range(2, 5))
+    DAYS[day(4).start] = [("ann", "kiwi", 9)]
+    assert [o.computed for o in try_days(in_turn, root, range(2, 5)).outcomes] == [False, False, True]
 
 
 @pytest.mark.long("seconds", runs_in="ci")

@@ -19,14 +19,13 @@ import logging
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from cairn.operations.intervals.plan_interval import check_fits, in_zone_of
 from cairn.operations.intervals.plan_range import boundaries_of, check_in_order, named_intervals
-from cairn.operations.intervals.plan_reuse import settings_of
+from cairn.operations.intervals.plan_reuse import settings_of, source_hash
 from cairn.operations.intervals.process_interval import OnShards
 from cairn.operations.intervals.read_source import Read, read_source
 from cairn.operations.intervals.run_intervals import OnOutcome, Outcome, run_intervals
@@ -336,17 +335,20 @@ def try_code(
 
 
 def _decided_by(pipeline: Pipeline, plan: TrialPlan, session_zone: str) -> str:
-    """Return a hash of code, settings and source positions. A repeat with the same hash keeps all results."""
+    """Return a hash of code, settings and source positions. A repeat with the same hash keeps all valid results."""
     parts: list[Any] = [plan.trial.code_hash, settings_of(pipeline, pipeline.time_zone or session_zone)]
     parts += [pipeline.output_schema, sorted(pipeline.dropped)]
     source: Any = pipeline.source
-    if isinstance(source, Upstreams):  # Changes of an upstream make results stale. `tried` grows with the trial.
+    if isinstance(source, Upstreams):  # Changes of a tracked upstream make results stale. `tried` grows with the trial.
+        unsure = not all(edge.tracked for edge in source.edges.values())
         source = replace(source, tried={})
     else:
-        parts += [(str(i), read.position) for i, read in sorted(plan.asked.items()) if read.position]
-    for function in (source, pipeline.initial_state):
-        with suppress(UsageError):
-            parts.append(code_hash(function, ""))
+        positions = [(str(i), read.position) for i, read in sorted(plan.asked.items()) if read.position]
+        parts += positions
+        unsure = bool(positions) and not pipeline.read_ahead  # The source is asked for later intervals in their turn.
+    parts += [source_hash(function) for function in (source, pipeline.initial_state)]  # Random if it can't be hashed.
+    if unsure:  # A hash that no earlier call had: each interval's position decides whether its result stays.
+        parts.append(uuid.uuid4())
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:12]
 
 
