@@ -135,7 +135,8 @@ def renew_trial(root: str, trial: Trial) -> bool:
 def check_same_trial(there: Trial, wanted: Trial) -> None:
     """Raise `UsageError` unless the trial `there` can continue as `wanted`.
 
-    Start, length of intervals and base must be equal. Code and end may differ.
+    Start, length of intervals and the base's state must be equal. Code and end may differ. So may the base's id:
+    production may have computed an equal state again, or consolidated the checkpoint.
     """
     for what, before, now in (
         ("begins at", format_instant(there.span.start), format_instant(wanted.span.start)),
@@ -210,7 +211,7 @@ def _describe(base: TrialBase | None) -> str:
     if base is None:
         return "empty state"
     of = "" if base.savepoint is None else f" in the savepoint {base.savepoint}"
-    return f"checkpoint {base.id}{of} with digest {base.digest:016x}"
+    return f"the state{of} with digest {base.digest:016x}"
 
 
 def _read(storage: Storage, path: str) -> Trial | None:

@@ -134,10 +134,7 @@ def test_the_reason_why_a_promotion_differs_is_reported(root: str, changes: dict
 
 
 @pytest.mark.parametrize(("changes", "same"), [({}, True), ({"digest": 1}, False), ({"digest": None}, False)])
-def test_a_promotion_with_another_parallelism_is_compared_by_its_rows(
-    root: str, changes: dict[str, Any], same: bool
-) -> None:
-    """Other shards write other files, so their checksums tell nothing."""
+def test_a_promotion_by_other_shards_is_compared_by_its_rows(root: str, changes: dict[str, Any], same: bool) -> None:
     content = coordinator_of(pipeline_of(), root).record("latest").content
     tried = Made(id=1, digest=content.digest, outputs=content.outputs, content=content)
     outputs = tuple(replace(f, handle=replace(f.handle, crc32c=1), **changes) for f in content.outputs)

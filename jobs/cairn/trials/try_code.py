@@ -422,7 +422,7 @@ def plan_trial(
         check_same_trial(before, made)
         _check_same_reads(pipeline, root, before)
         span = Interval(made.span.start, max(made.span.end, before.span.end))
-        made = replace(made, attempt=before.attempt, span=span)
+        made = replace(made, attempt=before.attempt, span=span, base=before.base)
     # If the input comes from a tried upstream, it differs from production's on purpose.
     tried = isinstance(pipeline.source, Upstreams) and pipeline.source.tried
     other = () if tried else other_input(there, asked)
