@@ -21,7 +21,7 @@ BUDGETS = {
     "jobs/cairn/data_sources": (569, 3_880),
     "jobs/cairn/driver": (740, 4_341),
     "jobs/cairn/operations": (953, 6_221),
-    "jobs/cairn/operations/intervals": (4_156, 28_763),
+    "jobs/cairn/operations/intervals": (4_159, 28_780),
     "jobs/cairn/operations/savepoints": (878, 5_986),
     "jobs/cairn/operations/validation": (1_961, 14_823),
     "jobs/cairn/processors": (3_271, 27_289),

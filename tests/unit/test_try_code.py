@@ -284,8 +284,7 @@ def test_a_trial_can_be_resumed_after_its_base_was_dropped(tmp_path: Path, monke
     # One that has not begun can't.
     with pytest.raises(UsageError, match="a trial can't begin at"):
         try_days(AVERAGED, tmp_path, range(2, 5), trial="other")
-    # One with many intervals drops its fork, and says how to go on.
-    monkeypatch.setattr("cairn.trials.try_code.MOST_STATES", 1)
+    monkeypatch.setattr("cairn.trials.try_code.MOST_STATES", 1)  # One with many intervals drops its fork, and says so.
     try_days(AVERAGED, tmp_path, range(4, 6), trial="long")
     with pytest.raises(StateGapError) as raised:
         try_days(DOUBLED, tmp_path, range(4, 6), trial="long")

@@ -264,11 +264,14 @@ def committed_alike(
 ) -> tuple[Result | None, Read | None]:
     """Return (result, read). `result`: Another run's committed result that the same code computed from the same input.
 
-    `result` is None otherwise, and for a run that was cleared, since a user clears a run to compute it again. `read`:
-    The source's answer; None if the source was not asked.
+    `result` is None otherwise, and for a run that was cleared, since a user clears a run to compute it again. A dropped
+    result of `run` itself counts too: mostly its base was dropped with it, so the interval can't be computed again.
+    `read`: The source's answer; None if the source was not asked.
     """
     there = None if run.clear_number else _results(pipeline, root, [interval])[1].get(interval)
-    if there is None or there.input_hash is None or not isinstance(keep_or_compute(there, "changed", run), AskSource):
+    if there is None or there.input_hash is None or there.spoilt is not None:
+        return None, None
+    if not there.dropped and not isinstance(keep_or_compute(there, "changed", run), AskSource):
         return None, None
     with in_zone_of(spark, pipeline.time_zone):
         read = read_source(spark, pipeline, interval, root)
