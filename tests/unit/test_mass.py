@@ -10,14 +10,14 @@ import ast
 from state_backend.values.parse_source import parse_source
 from tests.tools.mass import FOLDERS, ROOT, mass
 
-MOST_METHODS, MOST_LINES_OF_A_MODULE, MOST_LINES_OF_TESTS = 25, 800, 82_460
+MOST_METHODS, MOST_LINES_OF_A_MODULE, MOST_LINES_OF_TESTS = 25, 800, 82_560
 
 # For each room, the most lines of its files, and the most tokens without comments and docstrings.
 BUDGETS = {
     "dags": (142, 551),
     "jobs/cairn": (2_610, 13_692),
     "jobs/cairn/aggregates": (1_086, 7_351),
-    "jobs/cairn/command": (4_765, 33_094),
+    "jobs/cairn/command": (4_765, 33_073),
     "jobs/cairn/data_sources": (569, 3_880),
     "jobs/cairn/driver": (740, 4_341),
     "jobs/cairn/operations": (953, 6_221),
@@ -40,7 +40,7 @@ BUDGETS = {
     "plugins/cairn_ui": (3_456, 25_054),
     "state_backend": (5, 0),
     "state_backend/adapters": (3_967, 25_943),
-    "state_backend/chains": (1_045, 9_209),
+    "state_backend/chains": (1_044, 9_209),
     "state_backend/checkpoint": (5_852, 38_247),
     "state_backend/formats": (5_981, 39_841),
     "state_backend/inspection": (3_839, 30_986),
