@@ -118,7 +118,7 @@ class ListState(_KeyedState):
         return next(self.get(), None) is not None
 
     def get(self) -> Iterator[tuple[Any, ...]]:
-        """Yield the elements of the list as it is now, in order, without expired ones. Up to 256 are read ahead."""
+        """Yield the elements that the list has at the first call of `next`, in order, without expired ones."""
         base = self._stored_key()
         first, next_ = self._positions(base)
         while first < next_:
@@ -152,7 +152,7 @@ class ListState(_KeyedState):
 
     def _read_for_iterators(self, base: bytes) -> None:
         """Read the rest of the list for its open iterators, before the list is rewritten."""
-        for rest in [one for one in self._open if one.base == base]:
+        for rest in [one for one in self._open if one.base == base] if self._open else ():
             self._open.discard(rest)
             rest.entries = []
             while rest.first < rest.next:

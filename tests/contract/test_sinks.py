@@ -376,8 +376,19 @@ def test_a_column_without_nulls_may_have_nulls_later(kind: str, sink: TableSink,
             url, old, partition_by=old.column_names[2:], description="Output of Cairn's pipeline clicks"
         )
         publish(sinks.delta(url), hour(0), 1, full)
+        parts = pa.table(
+            {"l": [[{"p": 1}]]},
+            pa.schema([pa.field("l", pa.list_(pa.field("element", pa.struct([whole]), nullable=False)))]),
+        )
+        deltalake.write_deltalake(
+            url2 := f"{url}2",
+            Made(OWNER, hour(0), 1, made=parts).table(),
+            partition_by=old.column_names[2:],
+            description="Output of Cairn's pipeline clicks",
+        )
+        publish(sinks.delta(url2), hour(0), 1, parts)
         for rows in (full.take(pa.array([None], pa.int64())), full.drop_columns("p")):
-            with pytest.raises(UsageError, match=r"column 'p' takes no null(?s:.*)publish --rebuild"):
+            with pytest.raises(UsageError, match=r"(takes no null|does not fit)(?s:.*)publish --rebuild"):
                 publish(sinks.delta(url), hour(1), 2, rows)
 
 

@@ -10,7 +10,7 @@ import ast
 from state_backend.values.parse_source import parse_source
 from tests.tools.mass import FOLDERS, ROOT, mass
 
-MOST_METHODS, MOST_LINES_OF_A_MODULE, MOST_LINES_OF_TESTS = 25, 800, 82_560
+MOST_METHODS, MOST_LINES_OF_A_MODULE, MOST_LINES_OF_TESTS = 25, 800, 82_580
 
 # For each room, the most lines of its files, and the most tokens without comments and docstrings.
 BUDGETS = {
@@ -30,7 +30,7 @@ BUDGETS = {
     "jobs/cairn/runners": (2_076, 13_416),
     "jobs/cairn/shard_jobs": (1_324, 8_598),
     "jobs/cairn/shipping": (1_515, 10_296),
-    "jobs/cairn/sinks": (2_199, 14_115),
+    "jobs/cairn/sinks": (2_208, 14_268),
     "jobs/cairn/spark": (1_465, 7_585),
     "jobs/cairn/trials": (1_215, 8_824),
     "jobs/local_stack": (1_516, 8_692),
@@ -46,7 +46,7 @@ BUDGETS = {
     "state_backend/inspection": (3_839, 30_986),
     "state_backend/ports": (197, 378),
     "state_backend/shard": (1_606, 9_520),
-    "state_backend/state": (3_145, 26_493),
+    "state_backend/state": (3_145, 26_500),
     "state_backend/values": (3_813, 14_104),
 }
 

@@ -241,7 +241,7 @@ def _fit(rows: pa.Table, schema: pa.Schema) -> pa.Table:
         UsageError: A value does not fit, or a column that an older release made takes no null.
     """
     for field in rows.schema:
-        there = schema.field(field.name).type if field.name in schema.names else field.type
+        there = schema.field(field.name).type if field.name in schema.names else _nullable(field.type)
         kind = _merged(there, field.type)
         if kind != field.type or not field.nullable:
             rows = with_type(rows, field.name, kind)
@@ -257,14 +257,23 @@ def _fit(rows: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def _merged(there: pa.DataType, new: pa.DataType) -> pa.DataType:
-    """Return the type `there` with the fields of structs that only `new` has. All fields take nulls."""
+    """Return the type `there` with the fields of structs that only `new` has, and which take nulls."""
     if pa.types.is_struct(there) and pa.types.is_struct(new):
-        old, more = ({part.name: part.type for part in kind} for kind in (there, new))
-        # The fields of `new` come first: old versions of pyarrow can't change their order.
-        kinds = {**more, **old}
-        return pa.struct([(name, _merged(kind, more.get(name, kind))) for name, kind in kinds.items()])
+        old, more = ({part.name: part for part in kind} for kind in (there, new))
+        kept = [part.with_type(_merged(part.type, more.get(name, part).type)) for name, part in old.items()]
+        return pa.struct([*kept, *((name, _nullable(part.type)) for name, part in more.items() if name not in old)])
     if pa.types.is_map(there) and pa.types.is_map(new):
-        return pa.map_(_merged(there.key_type, new.key_type), _merged(there.item_type, new.item_type))
+        item = there.item_field
+        return pa.map_(_merged(there.key_type, new.key_type), item.with_type(_merged(item.type, new.item_type)))
     if pa.types.is_list(there) and pa.types.is_list(new):
-        return pa.list_(_merged(there.value_type, new.value_type))
+        return pa.list_(there.value_field.with_type(_merged(there.value_type, new.value_type)))
     return there
+
+
+def _nullable(kind: pa.DataType) -> pa.DataType:
+    """Return the type with nested fields that all take nulls."""
+    if pa.types.is_struct(kind):
+        return pa.struct([(part.name, _nullable(part.type)) for part in kind])
+    if pa.types.is_map(kind):
+        return pa.map_(_nullable(kind.key_type), _nullable(kind.item_type))
+    return pa.list_(_nullable(kind.value_type)) if pa.types.is_list(kind) else kind

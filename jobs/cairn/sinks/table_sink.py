@@ -463,7 +463,7 @@ def with_type(rows: pa.Table, name: str, kind: pa.DataType) -> pa.Table:
     try:
         made = column.cast(kind)
         why = "the cast would change it" if _is_changed(column, made) else None
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
         why = str(error)
     if why is not None:
         raise UsageError(
