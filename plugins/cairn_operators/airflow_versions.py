@@ -64,7 +64,7 @@ DIFFERENCES = {
         since=(3, 2),
         instead="`process` may fail while a manual run of the interval before is queued: clear it after that run",
     ),
-    # Before 3.2, a clear raised the `clear_number` only of a run that had ended.
+    # Before Airflow 3.2, a clear incremented `clear_number` only for ended runs.
     "clear number of an active run": Difference(
         since=(3, 2),
         instead="mark the run as failed before you clear it. Otherwise a cleared range or restore repeats nothing, and the next run does not wait",

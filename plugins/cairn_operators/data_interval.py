@@ -103,7 +103,7 @@ def is_due(begin: datetime, end: datetime, start: datetime, every: timedelta) ->
 
 
 def is_due_in(context: Any, every: timedelta | None) -> bool:
-    """Return True if a multiple of `every` since the DAG's start date ends in the run's data interval.
+    """Return True if the start date plus a multiple of `every` is in the data interval, or at its end.
 
     With a cron schedule, the clocks of its zone count: seven days end at midnight in summer and in winter. The
     result is True if there is no `every`, no start date, or no data interval, as in `backfill_pipeline`.

@@ -169,7 +169,7 @@ def _check_storable(pipeline: str, state: StateDescriptor) -> None:
 def _check_not_reused(
     pipeline: str, now: StateDescriptor, dropped: Collection[str], renamed: Mapping[str, str]
 ) -> None:
-    """Raise if `now` declares a field of a dropped or renamed name: an older base has values of the old field there."""
+    """Raise if `now` reuses a dropped or renamed field's name: an older base has the old values under that name."""
     wanted = {f"{now.name}.{path}" for path in field_types(parse_struct(now.versions[-1].value))}
     moved = [name for name, new in renamed.items() if f"{name.rpartition('.')[0]}.{new}" in wanted]
     if reused := sorted(wanted & {*dropped, *moved}):

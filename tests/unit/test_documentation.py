@@ -41,7 +41,7 @@ def test_python_in_the_docs_parses_and_its_imports_exist() -> None:
 
 
 def test_recipes_for_duckdb_read_files_with_other_columns() -> None:
-    """Without `union_by_name`, DuckDB silently rounds values to the first file's types, and drops columns that it lacks."""
+    """Without `union_by_name`, DuckDB silently rounds values to the first file's types, and drops columns that file lacks."""
     texts = [path.read_text() for path in (*PAGES, *ROOT.glob("jobs/cairn/**/*.py"))]
     calls = [
         line for text in texts for line in text.splitlines() if re.search(r"read_parquet\((\{|output_files)", line)

@@ -41,9 +41,9 @@ from state_backend.values.intervals import Interval, format_instant
 # the sink read the table.
 _ROUNDS = 10
 
-# A reader skips files by each column's smallest and largest value in Delta's log. deltalake rounds those of decimals to
-# doubles, or clips them to 64 bits. For a column without values it reads `column >= null`. So filters would lose rows.
-# Readers still skip intervals.
+# Readers skip files by each column's bounds (smallest and largest value) in Delta's log. deltalake rounds the bounds of
+# decimals to doubles, or clips them to 64 bits. For a column without values, deltalake tests `column >= null`. Filters
+# would lose rows, so the log gets no bounds. Readers still skip files of other intervals, which are partitions.
 _NO_STATISTICS = {"delta.dataSkippingNumIndexedCols": "0"}
 
 
