@@ -622,6 +622,12 @@ INSTANT = pa.timestamp("us", "UTC")
             {"at": datetime(2013, 7, 1, 2), "n": 1},
             {"at": datetime(2013, 7, 1, tzinfo=UTC), "n": 1},
         ),
+        (pa.list_(INSTANT), np.array([datetime(2013, 7, 1, 2)]), [datetime(2013, 7, 1, tzinfo=UTC)]),
+        (
+            pa.struct([("n", pa.int64()), ("at", INSTANT)]),
+            (1, datetime(2013, 7, 1, 2)),
+            {"n": 1, "at": datetime(2013, 7, 1, tzinfo=UTC)},
+        ),
         (
             pa.map_(pa.string(), INSTANT),
             {"a": datetime(2013, 7, 1, 2), "b": None},

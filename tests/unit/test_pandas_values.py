@@ -1,9 +1,10 @@
-"""The pandas form keeps each digit of an integer, or refuses the value. A time that a form can't hold is named."""
+"""Each form keeps the digits of a number, or refuses the value. A time that a form can't hold is named."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -205,3 +206,49 @@ def test_a_timestamp_outside_the_range_of_python_in_its_time_zone_is_refused() -
     rows, schema = [("a", NEAR), ("a", FAR)], "k string, v timestamp"
     with pytest.raises(ProcessorError, match=says):
         run(Rows, rows, schema, schema, api="row", time_zone="Asia/Tokyo")
+
+
+@pytest.mark.parametrize("form", ["row", "pandas"])
+@pytest.mark.parametrize(
+    ("kind", "value", "stored"),
+    [
+        ("int", 1.5, None),
+        ("int", np.float64(1.5), None),
+        ("int", Decimal("1.5"), None),
+        ("int", 2.0, 2),
+        ("float", 1e300, None),
+        ("float", 2.0**128 - 2.0**103, None),
+        ("float", 3.4028235e38, np.float32(3.4028235e38)),
+        ("float", float("inf"), float("inf")),
+        ("timestamp_ntz", 5, None),
+        ("date", 5, None),
+        ("date", date(2024, 1, 1), date(2024, 1, 1)),
+        ("array<int>", [1, 1.5], None),
+        ("array<int>", np.array([1.5]), None),
+        ("array<int>", [1, None, 2.0], [1, None, 2]),
+        ("map<string,float>", {"x": 1e300}, None),
+        ("map<int,string>", {1.5: "x"}, None),
+        ("struct<a:string,b:int>", ("x", 1.5), None),
+        ("struct<a:string,b:int>", Row(a="x", b=1.5), None),
+        ("struct<a:string,b:array<timestamp_ntz>>", {"b": [5]}, None),
+        ("struct<a:string,b:int>", {"b": 1}, {"a": None, "b": 1}),
+    ],
+    ids=str,
+)
+def test_output_that_arrow_would_cut_or_read_as_a_time_is_refused(
+    form: str, kind: str, value: Any, stored: Any
+) -> None:
+    """`stored`: None if the value is refused."""
+
+    class Yields(Rows):
+        def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
+            yield Row(v=value) if form == "row" else pd.DataFrame({"v": pd.Series([value, None], dtype=object)})
+
+    def made() -> list[Any]:
+        return run(Yields, [("a", 1)], "k string, n int", f"v {kind}", api=form)
+
+    if stored is None:
+        with pytest.raises(ProcessorError, match=r"output column 'v' is .*: .* would be stored as another value"):
+            made()
+    else:
+        assert made()[0] == (stored,)

@@ -522,6 +522,10 @@ BAD: list[tuple[dict[str, Any], str]] = [
         giving(user=["a"], rows=["x"], first=[True]),
         "output column 'rows' must be int64, but BatchResult.output has string",
     ),
+    (
+        giving(user=["a"], rows=[1], first=[datetime(2024, 1, 1)]),
+        r"'first' must be timestamp\[us, tz=UTC\], but BatchResult.output has timestamp\[us\]: Arrow would read the times in UTC\n",
+    ),
     (giving(user=["a"], rows=[None], first=[True]), "output column 'rows' is NOT NULL, but a row has no value for it"),
     ({"handleBatch": lambda s, b: 1 / 0}, "handleBatch, interval .*ZeroDivisionError"),
     (
@@ -562,7 +566,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.parametrize(("behaviour", "message"), BAD, ids=range(len(BAD)))
 def test_an_arrow_processor_that_breaks_its_contract_is_refused(behaviour: dict[str, Any], message: str) -> None:
     bad = type("Bad", (Silent,), {"__module__": __name__, **behaviour})
-    output = "user string, rows long not null, first boolean"
+    output = "user string, rows long not null, first timestamp"
     with pytest.raises((UsageError, UserCodeError), match=f"(?s){message}"):
         visiting(replace(VISITS, api="arrow", order_by=(), processor=bad, output_schema=output)).run(
             [("ann", 1, None), ("bob", 2, None)]

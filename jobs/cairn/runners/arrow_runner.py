@@ -196,6 +196,12 @@ class ArrowRunner:
         columns = []
         for field in schema:
             column = table.column(field.name)
+            types = column.type, field.type
+            if all(map(pa.types.is_timestamp, types)) and (column.type.tz is None) != (field.type.tz is None):
+                raise ProcessorError(
+                    f"output column {field.name!r} must be {field.type}, but BatchResult.output has {column.type}: Arrow would read the times in UTC\n"
+                    "Convert the column with pyarrow.compute.assume_timezone or local_timestamp"
+                )
             try:
                 column = column if column.type == field.type else column.cast(field.type)
             except pa.ArrowException as error:

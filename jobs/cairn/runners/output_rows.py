@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from datetime import UTC, datetime, tzinfo
+from collections.abc import Callable, Iterable
+from datetime import UTC, date, datetime, tzinfo
 from difflib import get_close_matches
+from functools import cache
+from math import inf
+from numbers import Number
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql.types import Row
 
 from cairn.rows.output_file import LocalParquet
@@ -19,6 +24,7 @@ _ROWS_PER_BATCH = 10_000
 # A function that takes the types of a row's cells, and returns True if user code can change none of the cells. It is
 # the body of `all_immutable`, without the cost of another call for each row.
 _only_immutable = IMMUTABLE.issuperset
+Predicate = Callable[[Any], bool]
 
 
 class OutputRows:
@@ -131,6 +137,9 @@ def _in_zone(data_type: pa.DataType, zone: tzinfo) -> Callable[[Any], Any] | Non
         fields = {field.name: found for field in data_type if (found := _in_zone(field.type, zone)) is not None}
 
         def struct(value: Any) -> Any:
+            if isinstance(value, tuple):
+                converts = (fields.get(field.name, _as_it_is) for field in data_type)
+                return tuple(convert(of) for convert, of in zip(converts, value, strict=False))
             if not isinstance(value, dict):
                 return value
             return {name: fields[name](of) if name in fields else of for name, of in value.items()}
@@ -142,7 +151,7 @@ def _in_zone(data_type: pa.DataType, zone: tzinfo) -> Callable[[Any], Any] | Non
             return None
 
         def elements(value: Any) -> Any:
-            return [*map(element, value)] if isinstance(value, list | tuple) else value
+            return [*map(element, value)] if isinstance(value, list | tuple | np.ndarray) else value
 
         return elements
     if pa.types.is_map(data_type):
@@ -187,7 +196,105 @@ def column_of(field: pa.Field, values: Any, *, from_pandas: bool = False) -> pa.
         raise ProcessorError(
             f"output column {field.name!r} is {field.type}, and a value does not fit: {error}"
         ) from error
+    refuse_other_values(field, values, array)
     return no_nulls_if_none_may_be(field, array)
+
+
+def refuse_other_values(field: pa.Field, values: Any, array: pa.Array) -> None:
+    """Raise `ProcessorError` if Arrow made another value of a Python value: cut a number, or read it as a time.
+
+    `array`: What Arrow made of `values`.
+    """
+    differs = predicate_of(field.type, _changes)
+    if differs is None or _EXACT.get(field.type, frozenset()).issuperset(map(type, values)):
+        return
+    if pa.types.is_integer(field.type) and getattr(values, "dtype", np.dtype(object)).kind != "O":
+        return  # Arrow refuses to cut the numbers of NumPy and pandas.
+    if pa.types.is_float32(field.type) and not pc.any(pc.is_inf(array)).as_py():
+        return
+    wrong = next(filter(differs, values), None)
+    if wrong is not None:
+        raise ProcessorError(
+            f"output column {field.name!r} is {field.type}, and a value does not fit: {shorten(wrong)} would be stored as another value"
+        )
+
+
+# The types of Python values that Arrow converts exactly or refuses, for each flat type of a column.
+_EXACT: dict[pa.DataType, frozenset[type]] = {
+    **dict.fromkeys((pa.int8(), pa.int16(), pa.int32(), pa.int64()), frozenset({int, type(None)})),
+    pa.date32(): frozenset({date, datetime, type(None)}),
+    **dict.fromkeys((pa.timestamp("us"), pa.timestamp("us", "UTC")), frozenset({datetime, type(None)})),
+}
+
+
+def _changes(data_type: pa.DataType) -> Predicate | None:
+    # Arrow cuts 1.5 to the integer 1, makes 1e300 an infinite float of 32 bits, and reads 5 as five days or µs.
+    if pa.types.is_integer(data_type):
+        return lambda value: type(value) is not int and _is_number(value) and int(value) != value
+    if pa.types.is_float32(data_type):
+        return lambda value: _is_number(value) and _LARGEST_FLOAT <= abs(value) < inf
+    return _is_number if pa.types.is_temporal(data_type) else None
+
+
+@cache
+def predicate_of(data_type: pa.DataType, flat: Callable[[pa.DataType], Predicate | None]) -> Predicate | None:
+    """Return a function that tells if a Python value of the type, or a value inside it, meets a condition.
+
+    `flat`: Returns the condition for values of a flat type. Both functions return None if no value can meet it.
+    """
+    if not pa.types.is_nested(data_type):
+        return flat(data_type)
+    is_map = pa.types.is_map(data_type)
+    fields = (
+        [data_type.key_field, data_type.item_field]
+        if is_map
+        else [data_type.field(at) for at in range(data_type.num_fields)]
+    )
+    inside = [predicate_of(field.type, flat) for field in fields]
+    if not any(inside):
+        return None
+    if pa.types.is_struct(data_type):
+        names = [field.name for field in fields]
+        by_name = {name: meets for name, meets in zip(names, inside, strict=True) if meets is not None}
+
+        def struct(value: Any) -> bool:
+            pairs = zip(names, value, strict=False) if isinstance(value, tuple) else _pairs(value)
+            return any(by_name[name](of) for name, of in pairs if name in by_name)
+
+        return struct
+    if is_map:
+        key, item = (meets or _never for meets in inside)
+        return lambda value: any(key(k) or item(v) for k, v in _pairs(value))
+    element = inside[0] or _never
+    exact = _EXACT.get(fields[0].type, frozenset()).issuperset
+
+    def elements(value: Any) -> bool:
+        parts = value if type(value) is list else _parts(value)
+        return not exact(map(type, parts)) and any(map(element, parts))
+
+    return elements
+
+
+# Half a step above the largest float of 32 bits. From here on, numbers become infinite.
+_LARGEST_FLOAT = 2.0**128 - 2.0**103
+
+
+def _is_number(value: Any) -> bool:
+    # NumPy counts its time differences as numbers. NaN differs from itself.
+    return isinstance(value, Number) and not isinstance(value, np.timedelta64) and value == value  # noqa: PLR0124
+
+
+def _never(value: Any) -> bool:
+    return False
+
+
+def _pairs(value: Any) -> Iterable[tuple[Any, Any]]:
+    return value.items() if isinstance(value, dict) else _parts(value)
+
+
+def _parts(value: Any) -> Iterable[Any]:
+    # In frames, a null is None, NaN or pandas' NA.
+    return value if isinstance(value, Iterable) else ()
 
 
 def no_nulls_if_none_may_be(field: pa.Field, array: pa.Array) -> pa.Array:

@@ -31,7 +31,7 @@ from pyspark.sql.types import StructType
 from cairn.rows.output_file import LocalParquet
 from cairn.runners.input_rows import Slices, SlicesOf
 from cairn.runners.mutable_values import copy_of_column
-from cairn.runners.output_rows import column_of, no_nulls_if_none_may_be
+from cairn.runners.output_rows import Predicate, column_of, no_nulls_if_none_may_be, predicate_of, refuse_other_values
 from cairn.spark_versions import arrays_of_frame, column_of_series, rows_of_frame, series_of, values_of_labels
 from state_backend.values.errors import ProcessorError
 from state_backend.values.zones import zone_of
@@ -285,7 +285,7 @@ class OutputFrames:
     def _convert(self, at: int, values: Any) -> pa.Array:
         made, field = self._exactly(at, values), self._file.schema.field(at)
         if values.dtype.kind not in "iub" and _holds_large_integer(made):
-            wrong = next((value for value in values if _is_lossy(value, field.type)), None)
+            wrong = next(filter(predicate_of(field.type, _lost_digits), values), None)
             if wrong is not None:
                 raise ProcessorError(
                     f"output column {field.name!r} is {field.type}, and a float in {wrong!r} may have lost digits of a large integer\n"
@@ -322,6 +322,8 @@ class OutputFrames:
             raise why or ProcessorError(
                 f"output column {field.name!r} is {field.type}, and a value does not fit: {text}"
             ) from error
+        if values.dtype.kind in "Oiufb":
+            refuse_other_values(field, values, array)
         return no_nulls_if_none_may_be(field, array if array.type == field.type else array.cast(field.type))
 
 
@@ -343,20 +345,11 @@ def _holds_large_integer(values: pa.Array) -> bool:
     return pa.types.is_struct(kind) and any(map(_holds_large_integer, values.flatten()))
 
 
-def _is_lossy(value: Any, kind: pa.DataType) -> bool:
-    """Return True if a value of the type `kind` has, perhaps nested, a float in a bigint that may have lost digits."""
-    if pa.types.is_int64(kind):
-        return isinstance(value, float | np.floating) and bool(_is_large(value))
-    if value is None or not pa.types.is_nested(kind):
-        return False
-    if pa.types.is_map(kind):
-        pairs = value.items() if isinstance(value, dict) else value
-        return any(_is_lossy(k, kind.key_type) or _is_lossy(v, kind.item_type) for k, v in pairs)
-    if pa.types.is_list(kind):
-        return any(_is_lossy(part, kind.value_type) for part in value)
-    if isinstance(value, dict):
-        return any(_is_lossy(value.get(part.name), part.type) for part in kind)
-    return any(_is_lossy(v, part.type) for v, part in zip(value, kind, strict=False))
+def _lost_digits(data_type: pa.DataType) -> Predicate | None:
+    """Return a test of floats in a bigint that may have lost digits."""
+    if not pa.types.is_int64(data_type):
+        return None
+    return lambda value: isinstance(value, float | np.floating) and bool(_is_large(value))
 
 
 def _first(columns: pd.Series[Any] | pd.DataFrame) -> pd.Series[Any]:
