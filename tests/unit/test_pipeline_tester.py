@@ -568,9 +568,9 @@ def test_an_arrow_processor_that_breaks_its_contract_is_refused(behaviour: dict[
     bad = type("Bad", (Silent,), {"__module__": __name__, **behaviour})
     output = "user string, rows long not null, first timestamp"
     with pytest.raises((UsageError, UserCodeError), match=f"(?s){message}"):
-        visiting(replace(VISITS, api="arrow", order_by=(), processor=bad, output_schema=output)).run(
-            [("ann", 1, None), ("bob", 2, None)]
-        )
+        visiting(
+            replace(VISITS, api="arrow", order_by=(), processor=bad, output_schema=output, time_zone="Europe/Berlin")
+        ).run([("ann", 1, None), ("bob", 2, None)])
 
 
 class Batch:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator
+from datetime import UTC, tzinfo
 from typing import Any
 
 import numpy as np
@@ -56,8 +57,10 @@ class ArrowRunner:
         output: LocalParquet,
         user_code: UserCode,
         clock: Clock,
+        zone: tzinfo = UTC,
     ) -> None:
         self.keys = 0
+        self._zone = zone
         self._state = state
         self._key_names = columns.key_schema.names
         self._input_names = columns.input_schema.names
@@ -196,8 +199,8 @@ class ArrowRunner:
         columns = []
         for field in schema:
             column = table.column(field.name)
-            types = column.type, field.type
-            if all(map(pa.types.is_timestamp, types)) and (column.type.tz is None) != (field.type.tz is None):
+            instants = [of.tz is not None for of in (column.type, field.type) if pa.types.is_timestamp(of)]
+            if self._zone is not UTC and sorted(instants) == [False, True] and column.null_count < len(column):
                 raise ProcessorError(
                     f"output column {field.name!r} must be {field.type}, but BatchResult.output has {column.type}: Arrow would read the times in UTC\n"
                     "Convert the column with pyarrow.compute.assume_timezone or local_timestamp"

@@ -63,6 +63,8 @@ def copy_of(value: Any) -> Any:
     if kind is tuple:
         return tuple(map(copy_of, value))
     if isinstance(value, np.ndarray):
+        if value.dtype.kind == "M":
+            return value.astype("M8[us]")  # Arrow would read other units, inside a list, as microseconds too.
         return _copy_of_cells(value) if value.dtype.hasobject else value.copy()
     return _copy_of_other(value)
 

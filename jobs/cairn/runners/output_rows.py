@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, date, datetime, tzinfo
+from decimal import Decimal
 from difflib import get_close_matches
 from functools import cache
 from math import inf
-from numbers import Number
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.types import Row
@@ -134,12 +135,12 @@ def _in_zone(data_type: pa.DataType, zone: tzinfo) -> Callable[[Any], Any] | Non
 
         return instant
     if pa.types.is_struct(data_type):
+        names = [field.name for field in data_type]
         fields = {field.name: found for field in data_type if (found := _in_zone(field.type, zone)) is not None}
 
         def struct(value: Any) -> Any:
-            if isinstance(value, tuple):
-                converts = (fields.get(field.name, _as_it_is) for field in data_type)
-                return tuple(convert(of) for convert, of in zip(converts, value, strict=False))
+            if isinstance(value, tuple) and len(value) == data_type.num_fields:
+                value = dict(zip(names, value, strict=True))
             if not isinstance(value, dict):
                 return value
             return {name: fields[name](of) if name in fields else of for name, of in value.items()}
@@ -151,7 +152,8 @@ def _in_zone(data_type: pa.DataType, zone: tzinfo) -> Callable[[Any], Any] | Non
             return None
 
         def elements(value: Any) -> Any:
-            return [*map(element, value)] if isinstance(value, list | tuple | np.ndarray) else value
+            value = value.tolist() if isinstance(value, np.ndarray) else value
+            return [*map(element, value)] if isinstance(value, list | tuple) else value
 
         return elements
     if pa.types.is_map(data_type):
@@ -205,13 +207,12 @@ def refuse_other_values(field: pa.Field, values: Any, array: pa.Array) -> None:
 
     `array`: What Arrow made of `values`.
     """
-    differs = predicate_of(field.type, _changes)
+    overflows = any(pc.any(pc.is_inf(flat)).as_py() for flat in flat_arrays(array) if pa.types.is_float32(flat.type))
+    differs = predicate_of(field.type, _changes_or_overflows if overflows else _changes)
     if differs is None or _EXACT.get(field.type, frozenset()).issuperset(map(type, values)):
         return
     if pa.types.is_integer(field.type) and getattr(values, "dtype", np.dtype(object)).kind != "O":
         return  # Arrow refuses to cut the numbers of NumPy and pandas.
-    if pa.types.is_float32(field.type) and not pc.any(pc.is_inf(array)).as_py():
-        return
     wrong = next(filter(differs, values), None)
     if wrong is not None:
         raise ProcessorError(
@@ -219,21 +220,42 @@ def refuse_other_values(field: pa.Field, values: Any, array: pa.Array) -> None:
         )
 
 
+def flat_arrays(values: pa.Array) -> Iterator[pa.Array]:
+    """Yield the array, or the arrays of flat types inside a nested one."""
+    if pa.types.is_map(values.type):
+        inside = [values.keys, values.items]
+    elif pa.types.is_list(values.type):
+        inside = [values.flatten()]
+    elif pa.types.is_struct(values.type):
+        inside = values.flatten()
+    else:
+        yield values
+        return
+    for part in inside:
+        yield from flat_arrays(part)
+
+
 # The types of Python values that Arrow converts exactly or refuses, for each flat type of a column.
+_INTEGERS: frozenset[type] = frozenset({int, np.int8, np.int16, np.int32, np.int64, type(None)})
 _EXACT: dict[pa.DataType, frozenset[type]] = {
-    **dict.fromkeys((pa.int8(), pa.int16(), pa.int32(), pa.int64()), frozenset({int, type(None)})),
+    **dict.fromkeys((pa.int8(), pa.int16(), pa.int32(), pa.int64()), _INTEGERS),
     pa.date32(): frozenset({date, datetime, type(None)}),
     **dict.fromkeys((pa.timestamp("us"), pa.timestamp("us", "UTC")), frozenset({datetime, type(None)})),
 }
 
 
 def _changes(data_type: pa.DataType) -> Predicate | None:
-    # Arrow cuts 1.5 to the integer 1, makes 1e300 an infinite float of 32 bits, and reads 5 as five days or µs.
+    # Arrow cuts 1.5 to the integer 1, and reads 5 as five days or µs.
     if pa.types.is_integer(data_type):
-        return lambda value: type(value) is not int and _is_number(value) and int(value) != value
-    if pa.types.is_float32(data_type):
-        return lambda value: _is_number(value) and _LARGEST_FLOAT <= abs(value) < inf
+        return lambda value: type(value) not in _INTEGERS and _is_number(value) and int(value) != value
     return _is_number if pa.types.is_temporal(data_type) else None
+
+
+def _changes_or_overflows(data_type: pa.DataType) -> Predicate | None:
+    # Arrow makes 1e300 an infinite float of 32 bits.
+    if pa.types.is_float32(data_type):
+        return lambda value: _is_number(value) and _LARGEST_FLOAT <= abs(float(value)) < inf
+    return _changes(data_type)
 
 
 @cache
@@ -242,37 +264,34 @@ def predicate_of(data_type: pa.DataType, flat: Callable[[pa.DataType], Predicate
 
     `flat`: Returns the condition for values of a flat type. Both functions return None if no value can meet it.
     """
-    if not pa.types.is_nested(data_type):
-        return flat(data_type)
-    is_map = pa.types.is_map(data_type)
-    fields = (
-        [data_type.key_field, data_type.item_field]
-        if is_map
-        else [data_type.field(at) for at in range(data_type.num_fields)]
-    )
-    inside = [predicate_of(field.type, flat) for field in fields]
-    if not any(inside):
-        return None
     if pa.types.is_struct(data_type):
-        names = [field.name for field in fields]
-        by_name = {name: meets for name, meets in zip(names, inside, strict=True) if meets is not None}
+        fields = [(field.name, predicate_of(field.type, flat)) for field in data_type]
+        names = [name for name, _ in fields]
+        by_name = {name: meets for name, meets in fields if meets is not None}
 
         def struct(value: Any) -> bool:
-            pairs = zip(names, value, strict=False) if isinstance(value, tuple) else _pairs(value)
+            pairs = zip(names, value, strict=False) if isinstance(value, tuple | list) else _pairs(value)
             return any(by_name[name](of) for name, of in pairs if name in by_name)
 
-        return struct
-    if is_map:
-        key, item = (meets or _never for meets in inside)
-        return lambda value: any(key(k) or item(v) for k, v in _pairs(value))
-    element = inside[0] or _never
-    exact = _EXACT.get(fields[0].type, frozenset()).issuperset
+        return struct if by_name else None
+    if pa.types.is_map(data_type):
+        key, item = (predicate_of(of, flat) or _never for of in (data_type.key_type, data_type.item_type))
+        return None if key is item is _never else lambda value: any(key(k) or item(v) for k, v in _pairs(value))
+    if not pa.types.is_list(data_type):
+        return flat(data_type)
+    element = predicate_of(data_type.value_type, flat) or _never
+    exact = _EXACT.get(data_type.value_type, frozenset()).issuperset
 
     def elements(value: Any) -> bool:
-        parts = value if type(value) is list else _parts(value)
+        if isinstance(value, np.ndarray):
+            # Arrow refuses integers that do not fit, and NumPy's times are no numbers.
+            value = (
+                () if value.dtype.kind in "iuMm" and not pa.types.is_temporal(data_type.value_type) else value.tolist()
+            )
+        parts = value if isinstance(value, list | tuple | set | frozenset) else ()
         return not exact(map(type, parts)) and any(map(element, parts))
 
-    return elements
+    return None if element is _never else elements
 
 
 # Half a step above the largest float of 32 bits. From here on, numbers become infinite.
@@ -280,8 +299,11 @@ _LARGEST_FLOAT = 2.0**128 - 2.0**103
 
 
 def _is_number(value: Any) -> bool:
-    # NumPy counts its time differences as numbers. NaN differs from itself.
-    return isinstance(value, Number) and not isinstance(value, np.timedelta64) and value == value  # noqa: PLR0124
+    # NumPy counts its time differences as integers. NaN differs from itself.
+    if isinstance(value, Decimal):
+        return not value.is_nan()
+    numbers = int | float | np.integer | np.floating | np.bool_
+    return isinstance(value, numbers) and not isinstance(value, np.timedelta64) and value == value  # noqa: PLR0124
 
 
 def _never(value: Any) -> bool:
@@ -289,12 +311,9 @@ def _never(value: Any) -> bool:
 
 
 def _pairs(value: Any) -> Iterable[tuple[Any, Any]]:
-    return value.items() if isinstance(value, dict) else _parts(value)
-
-
-def _parts(value: Any) -> Iterable[Any]:
-    # In frames, a null is None, NaN or pandas' NA.
-    return value if isinstance(value, Iterable) else ()
+    if isinstance(value, Mapping | pd.Series):
+        return value.items()
+    return [of for of in value if isinstance(of, tuple) and len(of) == 2] if isinstance(value, list | tuple) else ()
 
 
 def no_nulls_if_none_may_be(field: pa.Field, array: pa.Array) -> pa.Array:

@@ -31,7 +31,14 @@ from pyspark.sql.types import StructType
 from cairn.rows.output_file import LocalParquet
 from cairn.runners.input_rows import Slices, SlicesOf
 from cairn.runners.mutable_values import copy_of_column
-from cairn.runners.output_rows import Predicate, column_of, no_nulls_if_none_may_be, predicate_of, refuse_other_values
+from cairn.runners.output_rows import (
+    Predicate,
+    column_of,
+    flat_arrays,
+    no_nulls_if_none_may_be,
+    predicate_of,
+    refuse_other_values,
+)
 from cairn.spark_versions import arrays_of_frame, column_of_series, rows_of_frame, series_of, values_of_labels
 from state_backend.values.errors import ProcessorError
 from state_backend.values.zones import zone_of
@@ -334,15 +341,8 @@ def _in_zone(value: Any, zone: tzinfo) -> Any:
 
 def _holds_large_integer(values: pa.Array) -> bool:
     """Return True if the column holds an integer, also a nested one, that a float may not hold exactly."""
-    kind = values.type
-    if pa.types.is_int64(kind):
-        bounds = pc.min_max(values)
-        return any(bool(bound.is_valid and _is_large(bound.as_py())) for bound in bounds.values())
-    if pa.types.is_map(kind):
-        return _holds_large_integer(values.keys) or _holds_large_integer(values.items)
-    if pa.types.is_list(kind):
-        return _holds_large_integer(values.flatten())
-    return pa.types.is_struct(kind) and any(map(_holds_large_integer, values.flatten()))
+    bounds = [pc.min_max(flat) for flat in flat_arrays(values) if pa.types.is_int64(flat.type)]
+    return any(of.is_valid and bool(_is_large(of.as_py())) for both in bounds for of in both.values())
 
 
 def _lost_digits(data_type: pa.DataType) -> Predicate | None:

@@ -320,7 +320,7 @@ class IntervalJob(JobOnContent):
                 late_ms=None if self.event_time is None else self.event_time.late_ms,
                 order_by=self.order_by,
             )
-            columnar = ArrowRunner(self.processor, state, columns, output, user_code, clock)
+            columnar = ArrowRunner(self.processor, state, columns, output, user_code, clock, zone_of(self.zone).rules)
             columnar.process(inputs)
             return columnar, columnar.keys
         zone, frames = zone_of(self.zone), self.api == "pandas"
