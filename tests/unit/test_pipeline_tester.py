@@ -524,7 +524,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ),
     (
         giving(user=["a"], rows=[1], first=[datetime(2024, 1, 1)]),
-        r"'first' must be timestamp\[us, tz=UTC\], but BatchResult.output has timestamp\[us\]: Arrow would read the times in UTC\n",
+        r"'first' must be timestamp\[us, tz=UTC\], but BatchResult.output has timestamp\[us\], whose times have no zone\nGive",
     ),
     (giving(user=["a"], rows=[None], first=[True]), "output column 'rows' is NOT NULL, but a row has no value for it"),
     ({"handleBatch": lambda s, b: 1 / 0}, "handleBatch, interval .*ZeroDivisionError"),

@@ -201,9 +201,11 @@ class ArrowRunner:
             column = table.column(field.name)
             instants = [of.tz is not None for of in (column.type, field.type) if pa.types.is_timestamp(of)]
             if self._zone is not UTC and sorted(instants) == [False, True] and column.null_count < len(column):
+                done = "have no zone\nGive them their zone with pyarrow.compute.assume_timezone"
+                if column.type.tz is not None:
+                    done = "have a zone\nTake it away with pyarrow.compute.local_timestamp"
                 raise ProcessorError(
-                    f"output column {field.name!r} must be {field.type}, but BatchResult.output has {column.type}: Arrow would read the times in UTC\n"
-                    "Convert the column with pyarrow.compute.assume_timezone or local_timestamp"
+                    f"output column {field.name!r} must be {field.type}, but BatchResult.output has {column.type}, whose times {done}"
                 )
             try:
                 column = column if column.type == field.type else column.cast(field.type)

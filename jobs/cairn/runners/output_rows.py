@@ -216,7 +216,7 @@ def refuse_other_values(field: pa.Field, values: Any, array: pa.Array) -> None:
     wrong = next(filter(differs, values), None)
     if wrong is not None:
         raise ProcessorError(
-            f"output column {field.name!r} is {field.type}, and a value does not fit: {shorten(wrong)} would be stored as another value"
+            f"output column {field.name!r} is {field.type}, which can't hold {shorten(wrong)} unchanged"
         )
 
 
