@@ -56,10 +56,9 @@ from tests.support.commit_model import (
     Model,
     Try,
     run_ref,
-    twin_of,
 )
 from tests.support.coordinator import Coordinator
-from tests.support.faulty_storage import FaultyStorage, StopHere, lost_answer_at, stop_at
+from tests.support.faulty_storage import FaultyStorage, StopHere, stop_at
 from tests.support.tiers import ALL, at_tier
 
 EXAMPLES = int(os.environ.get("CAIRN_MODEL_EXAMPLES", "0"))
@@ -340,11 +339,8 @@ class Pipelines(RuleBasedStateMachine):
             return
         before = files_in(house.storage)
         losing = LosesOne(house.storage, {})
+        losing.arrives = arrives
         if arrives:
-            trial = FaultyStorage(twin_of(house.storage), {})
-            house.coordinator(last, trial).commit(made.name)
-            at = trial.calls.index(("create", paths.record(house.model.head + 1)))
-            losing = FaultyStorage(house.storage, lost_answer_at(at, "after"))  # type: ignore[assignment]
             self.happens("already", lambda: house.coordinator(last, losing).commit(made.name))
             self.follow(house, made, expected, planned)
             return

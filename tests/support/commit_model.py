@@ -283,13 +283,16 @@ class Late:
 
 
 class LosesOne(FaultyStorage):
-    """Keeps the create of a record instead of doing it, and says that it does not know."""
+    """Keeps the create of a record instead of doing it (``arrives``: does it), and says that it does not know."""
 
     sent: tuple[str, bytes] | None = None
+    arrives = False
 
     def create(self, path: str, data: bytes) -> Any:
         if path.startswith(paths.CHECKPOINTS) and self.sent is None:
             self.sent = path, data
+            if self.arrives:
+                super().create(path, data)
             raise UnknownOutcome(f"the answer to {path} is lost")
         return super().create(path, data)
 
@@ -352,10 +355,3 @@ class House:
 
 def run_ref(run: tuple[str, int, int]) -> RunRef:
     return RunRef(run_id=run[0], clear_number=run[1], try_number=run[2])
-
-
-def twin_of(storage: StaleStorage) -> StaleStorage:
-    twin = MemoryStorage()
-    for info in storage.inner.list(""):
-        twin.create(info.path, storage.read(info.path))
-    return StaleStorage(twin)
