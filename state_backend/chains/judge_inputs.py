@@ -18,7 +18,17 @@ from state_backend.chains.ends_of_logs import changed_only_by, has_only_grown, m
 from state_backend.chains.inputs_of import Piece, attempt_at, commits_in, is_left_out, part_of, pieces_of, unexchanged
 from state_backend.checkpoint.interval_results import last_restore, results_of, spoilt_results
 from state_backend.checkpoint.location import locate
-from state_backend.checkpoint.log import Fact, Log, attempt_of, id_of_log, last_facts, read_log, read_newest, run_of
+from state_backend.checkpoint.log import (
+    Fact,
+    Log,
+    attempt_of,
+    id_of_log,
+    last_facts,
+    newest_interval,
+    read_log,
+    read_newest,
+    run_of,
+)
 from state_backend.checkpoint.trials import production_root
 from state_backend.values.errors import CairnError, RetryableError
 from state_backend.values.frozen import frozen
@@ -174,11 +184,6 @@ def followed_in(log: Log | None) -> tuple[Followed, ...]:
     if any(one.erased for one in known) and unexchanged(log):  # the rows are still in this pipeline's output
         known = [replace(one, erased=()) for one in known]
     return followed_after(known, (read for content in found for read in content.inputs))
-
-
-def newest_interval(log: Log) -> Record | None:
-    newest = max((kept.id for kept in log.kept if kept.kind == "interval"), default=None)
-    return None if newest is None else log.whole(newest)
 
 
 def reached(node: Node) -> datetime:

@@ -11,6 +11,7 @@ import hashlib
 import json
 from bisect import bisect_right, insort
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import cached_property
@@ -495,7 +496,7 @@ def read_log(storage: Storage, before: Log | None = None) -> Log:
 
 
 def read_newest(storage: Storage, before: Log | None = None) -> Log:
-    """Read the newest record only. `before`: an earlier log, whose records are reused.
+    """Read the newest record and the newest one of an interval. `before`: An earlier log, whose records are reused.
 
     `Log.kept` has most facts about retained checkpoints. `Log.whole` reads a record when a caller asks. If a commit has
     dropped the checkpoint since, `Log.whole` raises `CorruptRecord`; the caller should then call `read_on`.
@@ -505,7 +506,21 @@ def read_newest(storage: Storage, before: Log | None = None) -> Log:
         log = _read_once(storage, known, start=before.hint if known and before is not None else None)
     except CorruptRecord as error:
         raise _unusable(error) from error
-    return log if log.head_id == 0 or isinstance(log.newest, Record) else read_log(storage, log)
+    if log.head_id and log.newest is None:
+        return read_log(storage, log)
+    try:
+        newest_interval(log)
+    except CorruptRecord:
+        # A later commit has dropped the checkpoint. If the record is damaged instead, the callers that need it say so.
+        with suppress(CorruptRecord):
+            return read_log(storage, log)
+    return log
+
+
+def newest_interval(log: Log) -> Record | None:
+    """Return the newest retained checkpoint of an interval, which a savepoint or an erasure may follow."""
+    newest = max((kept.id for kept in log.kept if kept.kind == "interval"), default=None)
+    return None if newest is None else log.whole(newest)
 
 
 def _unusable(error: CorruptRecord) -> CorruptRecord:

@@ -7,9 +7,9 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from state_backend.chains.judge_inputs import Verdict, newest_interval
+from state_backend.chains.judge_inputs import Verdict
 from state_backend.checkpoint.choose_base import choose_base, restored_away
-from state_backend.checkpoint.log import Log
+from state_backend.checkpoint.log import Log, newest_interval
 from state_backend.checkpoint.publish_output import unpublished_in
 from state_backend.checkpoint.rewind import committed_after
 from state_backend.inspection.describe import newest_of_interval, reads_of, start_and_end

@@ -10,8 +10,8 @@ import json
 from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime
 
-from state_backend.chains.judge_inputs import Chains, newest_interval, reached
-from state_backend.checkpoint.log import Log
+from state_backend.chains.judge_inputs import Chains, reached
+from state_backend.checkpoint.log import Log, newest_interval
 from state_backend.inspection.chain_of import chain_of
 from state_backend.values.day_or_instant import parse_instant
 from state_backend.values.errors import StorageUnavailable, UsageError

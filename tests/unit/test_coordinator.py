@@ -12,7 +12,7 @@ import pytest
 from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.checkpoint import commit_attempt, publish_output
 from state_backend.checkpoint.end_of_log import missing_records
-from state_backend.checkpoint.log import read_log
+from state_backend.checkpoint.log import newest_interval, read_log, read_newest
 from state_backend.checkpoint.record_reader import Fact, RecordReader, read_settled
 from state_backend.checkpoint.sweep_files import sweep
 from state_backend.formats import paths, record_codec
@@ -42,6 +42,7 @@ from state_backend.values.records import (
     ShardChanges,
     ShardRef,
     Tombstone,
+    own_run,
 )
 from state_backend.values.retention import AnyOf, KeepLast, KeepQuarantined
 from tests.support.checkpoints import PIPELINE, Folder, content, day, run, sst, start_ms
@@ -575,6 +576,24 @@ def test_a_log_is_read_past_its_listed_end_if_the_end_is_a_tombstone() -> None:
     assert isinstance(read_log(storage).entries[2], Tombstone)
     storage.unlisted = {paths.record(3)}
     assert read_log(storage).head_id == 3
+
+
+def test_a_log_has_the_newest_interval_though_a_later_commit_drops_it_meanwhile() -> None:
+    """Between the reads of the newest record, of a restore, and of the interval before, another process commits and cleans up."""
+    folder = Folder(days=2, policy=KeepLast(2))
+    folder.coordinator.rewind(1, run=own_run("back"), attempt="back")
+
+    class Meanwhile(FaultyStorage):
+        def read(self, path: str, *, offset: int = 0) -> bytes:
+            if path == paths.record(2) and folder.coordinator.log().head_id == 3:
+                folder.run(day(2), "a4")
+                folder.run(day(3), "a5")
+                folder.publish_and_clean_up()
+            return super().read(path, offset=offset)
+
+    newest = newest_interval(read_newest(Meanwhile(folder.storage, {})))
+    assert isinstance(folder.coordinator.log().entries[2], Tombstone)
+    assert newest is not None and newest.id == 5
 
 
 # --- the same at any age ---------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import ast
 from state_backend.values.parse_source import parse_source
 from tests.tools.mass import FOLDERS, ROOT, mass
 
-MOST_METHODS, MOST_LINES_OF_A_MODULE, MOST_LINES_OF_TESTS = 25, 800, 82_640
+MOST_METHODS, MOST_LINES_OF_A_MODULE, MOST_LINES_OF_TESTS = 25, 800, 82_650
 
 # For each room, the most lines of its files, and the most tokens without comments and docstrings.
 BUDGETS = {
@@ -40,8 +40,8 @@ BUDGETS = {
     "plugins/cairn_ui": (3_456, 25_054),
     "state_backend": (5, 0),
     "state_backend/adapters": (3_967, 25_943),
-    "state_backend/chains": (1_044, 9_209),
-    "state_backend/checkpoint": (5_852, 38_247),
+    "state_backend/chains": (1_049, 9_163),
+    "state_backend/checkpoint": (5_867, 38_320),
     "state_backend/formats": (5_981, 39_841),
     "state_backend/inspection": (3_839, 30_986),
     "state_backend/ports": (197, 378),
