@@ -1,0 +1,162 @@
+"""Wrong arguments, and damaged or foreign files, are refused by name."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from pyspark.sql.types import StructType
+from typer.testing import CliRunner
+
+from cairn.command import prepare_spark as preparing
+from cairn.command.cli import app
+from cairn.command.key_history import show_history
+from cairn.range_sources import range_source
+from cairn.sinks.bigquery import _with_fields
+from cairn.spark.session import _refuse_artifacts
+from cairn.upstream_sources import upstream, upstreams
+from state_backend.checkpoint.log import read_log
+from state_backend.checkpoint.newest_state import checkpoint_named
+from state_backend.formats import paths
+from state_backend.formats.record_codec import decode
+from state_backend.formats.rocksdb_manifest import mentions
+from state_backend.inspection.publication_group import end_within_group, group_of
+from state_backend.values.errors import (
+    CairnError,
+    CorruptFile,
+    CorruptRecord,
+    Rerun,
+    SourceError,
+    StorageUnavailable,
+    UsageError,
+)
+from state_backend.values.marks import Head
+from state_backend.values.records import Permissions
+from tests.support.checkpoints import Folder, day
+
+AT = datetime(2024, 1, 1, tzinfo=UTC)
+SPARK: Any = None
+
+
+def struct(field: str) -> Any:
+    return SimpleNamespace(name="s", field_type="RECORD", fields=[SimpleNamespace(name=field, field_type="STRING")])
+
+
+def ranged(answer: Any) -> Any:
+    return range_source(lambda spark, intervals: answer).read(SPARK, [day(1)])
+
+
+def rows(**types: str) -> Any:
+    schema = StructType()
+    for name, kind in types.items():
+        schema.add(name, kind)
+    return SimpleNamespace(schema=schema)
+
+
+ARGUMENTS: list[tuple[Callable[[], Any], type[CairnError], str]] = [
+    (lambda: Rerun(first=day(2).start, last=AT), UsageError, "the first interval to run, 2024-01-02T.* is later than"),
+    (lambda: upstream("sales", back=-1), UsageError, r"upstream\('sales'\): back is -1; give the number of intervals"),
+    (lambda: upstream("sales", mapping="some"), UsageError, "mapping='some' is not one of within, all"),  # type: ignore[arg-type]
+    (lambda: upstream("sales", state="price", late=True), UsageError, "leave out late and mapping"),
+    (lambda: upstream("sales")(SPARK, day(1)), UsageError, r"a source of upstream\(\) is read by Cairn"),
+    (lambda: upstreams(max), UsageError, r"give each source a name, as in sales=upstream\('sales'\)"),  # type: ignore[arg-type]
+    (lambda: ranged(None), SourceError, "must return a DataFrame and a list with the position of each interval"),
+    (lambda: ranged((rows(a="integer"), [])), SourceError, "returned 0 positions for 1 intervals"),
+    (lambda: ranged((rows(a="integer"), [{}])), SourceError, "need the column cairn_interval, .*; found no such column"),
+    (lambda: ranged((rows(cairn_interval="date"), [{}])), SourceError, "need the column cairn_interval, .*; found date"),
+    (lambda: Permissions.from_texts({"allow_gaps": True}), UsageError, "allow_gaps is not a permission; expected some"),
+    (lambda: checkpoint_named(Folder(days=1).coordinator.log(), "newest"), UsageError, "'newest' is neither 'latest', nor"),
+    (lambda: show_history("k", None, "p", whole=False, as_json=False), UsageError, "a savepoint has no history"),
+    (lambda: mentions(b"\x01" * 40, "MANIFEST-5", b"k"), CorruptFile, "MANIFEST-5: not a MANIFEST that can be followed: "),
+    (lambda: decode(b'{"cairn": "head", "format": 0}', "HEAD.json", Head), CorruptRecord, "its format is 0, expected"),
+    (lambda: _with_fields(struct("Name"), struct("name")), UsageError, "a field 'Name' in the table and 'name' in the output"),
+    (_refuse_artifacts, UsageError, "(?s)which would see its artifacts too\nTo give each session Python workers of its own"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("call", "kind", "message"), ARGUMENTS, ids=[message for _, _, message in ARGUMENTS])
+def test_a_wrong_argument_is_refused(call: Callable[[], Any], kind: type[CairnError], message: str) -> None:
+    with pytest.raises(kind, match=message):
+        call()
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        (["publish"], "--pipeline is missing: name the pipeline, or a group with --group"),
+        (["publish", "--group", "g", "--check"], "--group takes no intervals, --skip, --check or --rebuild"),
+        (["check", "--pipeline", "p", "--checksums"], "--checksums goes with --fast"),
+        (["key", "--history", "--pipeline", "p", "k"], "pipeline 'p' has no checkpoint yet; run an interval first"),
+    ],
+)
+def test_options_that_do_not_fit_together_are_refused(tmp_path: Path, command: list[str], says: str) -> None:
+    (tmp_path / "p" / "shared").mkdir(parents=True)
+    (tmp_path / "p" / "shared" / "left").touch()
+    told = CliRunner().invoke(app, [command[0], "--root", str(tmp_path), *command[1:]])
+    assert told.exit_code in (1, 2) and says in told.output, told.output
+
+
+@pytest.mark.parametrize(
+    ("name", "instead", "kind", "says"),
+    [
+        ("archive_path", lambda: None, UsageError, "PySpark is not installed here"),
+        (
+            "folder_for_new",
+            lambda path: Path("/none/such").read_bytes(),
+            UsageError,
+            r"can't write .*\nThe command needs 220 MiB",
+        ),
+        (
+            "server_command",
+            lambda *_: [sys.executable, "-c", "print('no port')"],
+            StorageUnavailable,
+            "start:\nno port",
+        ),
+    ],
+)
+def test_an_archive_of_spark_that_can_not_be_made_is_reported(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, instead: Any, kind: type[CairnError], says: str
+) -> None:
+    monkeypatch.setattr(preparing, "archive_path", lambda: tmp_path / "classes.jsa")
+    monkeypatch.setattr(preparing, name, instead)
+    with pytest.raises(kind, match=says):
+        preparing.prepare_spark()
+
+
+def test_a_group_that_no_pipeline_names_and_a_pipeline_that_a_group_lacks_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"no pipeline below .* is in a group 'sales'"):
+        group_of(str(tmp_path), "sales")
+    marker = '{"heads": {"orders": 1}, "until": "2024-01-01T00:00:00Z"}'
+    with pytest.raises(UsageError, match="pipeline 'sales' is not in the group; its members are orders"):
+        end_within_group(marker, str(tmp_path), "sales", Folder(days=1).coordinator.log(), None)
+
+
+@pytest.mark.parametrize(
+    ("swap", "ask", "message"),
+    [
+        (
+            lambda folder: (paths.prepared("a2"), paths.prepared("a3")),
+            lambda folder: folder.coordinator.load_prepared("a3"),
+            "belongs to another attempt, a2\nRun the interval again",
+        ),
+        (
+            lambda folder: folder.coordinator.quarantine(1, "bad") or (paths.quarantine(1), paths.quarantine(9)),
+            lambda folder: read_log(folder.storage),
+            "contains the mark of another checkpoint, 1",
+        ),
+    ],
+)
+def test_a_file_that_was_copied_to_another_name_is_refused(
+    swap: Callable[[Folder], tuple[str, str]], ask: Callable[[Folder], Any], message: str
+) -> None:
+    folder = Folder(days=1)
+    folder.prepare(day(2), "a2")
+    original, copy = swap(folder)
+    folder.storage.create(copy, folder.storage.read(original))
+    with pytest.raises(CorruptRecord, match=message):
+        ask(folder)
