@@ -20,16 +20,21 @@ from cairn.range_sources import range_source
 from cairn.sinks.bigquery import _with_fields
 from cairn.spark.session import _refuse_artifacts
 from cairn.upstream_sources import upstream, upstreams
+from state_backend.checkpoint import trials
+from state_backend.checkpoint.fresh_listing import note_names
 from state_backend.checkpoint.log import read_log
 from state_backend.checkpoint.newest_state import checkpoint_named
+from state_backend.checkpoint.storage_clock import storage_now_ms
 from state_backend.formats import paths
-from state_backend.formats.record_codec import decode
+from state_backend.formats.record_codec import decode, encode
 from state_backend.formats.rocksdb_manifest import mentions
 from state_backend.inspection.publication_group import end_within_group, group_of
 from state_backend.values.errors import (
+    AlreadyExists,
     CairnError,
     CorruptFile,
     CorruptRecord,
+    PreconditionFailed,
     Rerun,
     SourceError,
     StorageUnavailable,
@@ -37,7 +42,8 @@ from state_backend.values.errors import (
 )
 from state_backend.values.marks import Head
 from state_backend.values.records import Permissions
-from tests.support.checkpoints import Folder, day
+from tests.support.checkpoints import Folder, day, trial_of
+from tests.support.faulty_storage import FaultyStorage
 
 AT = datetime(2024, 1, 1, tzinfo=UTC)
 SPARK: Any = None
@@ -160,3 +166,51 @@ def test_a_file_that_was_copied_to_another_name_is_refused(
     folder.storage.create(copy, folder.storage.read(original))
     with pytest.raises(CorruptRecord, match=message):
         ask(folder)
+
+
+class Contended(FaultyStorage):
+    """Others write each file first."""
+
+    loses: tuple[str, ...] = ("create", "replace")
+
+    def create(self, path: str, data: bytes) -> Any:
+        if "create" in self.loses:
+            raise AlreadyExists(path)
+        return super().create(path, data)
+
+    def replace(self, path: str, data: bytes, *, generation: int) -> Any:
+        if "replace" in self.loses:
+            raise PreconditionFailed(path)
+        return super().replace(path, data, generation=generation)
+
+
+def release(folder: Folder, contended: Contended, *loses: str) -> None:
+    folder.coordinator.quarantine(1, "bad")
+    contended.loses, contended.lists_what_is_there = loses, True
+    folder.over(contended).release(1)
+
+
+def renew(folder: Folder, contended: Contended, monkeypatch: pytest.MonkeyPatch) -> None:
+    trial = trial_of(day(1), ends_ms=0)
+    folder.storage.create(paths.trial(trial.name), encode(trial))
+    monkeypatch.setattr(trials, "open_storage", lambda url: contended)
+    trials.renew_trial("/trials", trial)
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda folder, busy, _: storage_now_ms(busy), "other processes wrote .* times in a row; try again"),
+        (lambda folder, busy, _: note_names(busy, paths.LEASES, ["x"]), "rewrote settled/names/.* times in a row"),
+        (lambda folder, busy, _: release(folder, busy, "replace"), "rewrote .*1.* times in a row"),
+        (lambda folder, busy, _: release(folder, busy, "create"), "other commits were faster .* times in a row; try again"),
+        (renew, "rewrote .*trial.* times in a row; try again"),
+    ],
+    ids=["clock", "names", "mark of a release", "record of a release", "trial"],
+)  # fmt: skip
+def test_a_process_that_always_comes_second_gives_up(
+    monkeypatch: pytest.MonkeyPatch, call: Callable[[Folder, Contended, Any], None], says: str
+) -> None:
+    folder = Folder(days=1)
+    with pytest.raises(StorageUnavailable, match=says):
+        call(folder, Contended(folder.storage, {}, late=True), monkeypatch)
