@@ -131,7 +131,7 @@ def test_timers_of_a_key_with_initial_state_and_input_are_all_listed(tmp_path: P
     for at_ms in range(18):
         register_timer(state, at_ms)
         state.flush()
-        # The key's initial rows, and then its input: the runner reads both ahead in one call.
+        # The runner reads ahead in one call: the key's initial rows, and then its input.
         state.read_ahead(np.array([1, 1], np.uint16), pa.array([key, key], pa.binary()))
         assert [*timers(state)] == [*range(at_ms + 1)]
 

@@ -27,7 +27,7 @@ BUDGETS = {
     "jobs/cairn/processors": (3_271, 27_289),
     "jobs/cairn/replay": (1_366, 9_999),
     "jobs/cairn/rows": (2_215, 15_707),
-    "jobs/cairn/runners": (2_208, 14_485),
+    "jobs/cairn/runners": (2_213, 14_507),
     "jobs/cairn/shard_jobs": (1_324, 8_607),
     "jobs/cairn/shipping": (1_515, 10_296),
     "jobs/cairn/sinks": (2_208, 14_268),

@@ -129,6 +129,7 @@ def test_nested_integers_keep_their_digits(kind: pa.DataType, value: Any) -> Non
         ("double", float(2**53), False),
         ("array<bigint>", [float(LARGE)], True),
         ("array<bigint>", np.array([float(LARGE)]), True),
+        ("struct<a:bigint,b:double>", np.array([float(LARGE), 1.0]), True),
         ("array<bigint>", [LARGE, 1.0], False),
         ("struct<a:bigint,b:double>", {"a": LARGE, "b": 1e300}, False),
         ("struct<a:bigint,b:double>", {"a": float(LARGE), "b": 1.0}, True),

@@ -235,7 +235,7 @@ def flat_arrays(values: pa.Array) -> Iterator[pa.Array]:
         yield from flat_arrays(part)
 
 
-# The types of Python values that Arrow converts exactly or refuses, for each flat type of a column.
+# For each flat type of a column: the types of Python values that Arrow never changes silently.
 _INTEGERS: frozenset[type] = frozenset({int, np.int8, np.int16, np.int32, np.int64, type(None)})
 _EXACT: dict[pa.DataType, frozenset[type]] = {
     **dict.fromkeys((pa.int8(), pa.int16(), pa.int32(), pa.int64()), _INTEGERS),
@@ -262,7 +262,7 @@ def _changes_or_overflows(data_type: pa.DataType) -> Predicate | None:
 def predicate_of(data_type: pa.DataType, flat: Callable[[pa.DataType], Predicate | None]) -> Predicate | None:
     """Return a function that tells if a Python value of the type, or a value inside it, meets a condition.
 
-    `flat`: Returns the condition for values of a flat type. Both functions return None if no value can meet it.
+    `flat`: Returns the condition for a flat type. Like this function, it returns None if no value can meet it.
     """
     if pa.types.is_struct(data_type):
         fields = [(field.name, predicate_of(field.type, flat)) for field in data_type]
@@ -270,7 +270,7 @@ def predicate_of(data_type: pa.DataType, flat: Callable[[pa.DataType], Predicate
         by_name = {name: meets for name, meets in fields if meets is not None}
 
         def struct(value: Any) -> bool:
-            pairs = zip(names, value, strict=False) if isinstance(value, tuple | list) else _pairs(value)
+            pairs = value.items() if isinstance(value, Mapping) else zip(names, _parts(value), strict=False)
             return any(by_name[name](of) for name, of in pairs if name in by_name)
 
         return struct if by_name else None
@@ -288,7 +288,7 @@ def predicate_of(data_type: pa.DataType, flat: Callable[[pa.DataType], Predicate
             value = (
                 () if value.dtype.kind in "iuMm" and not pa.types.is_temporal(data_type.value_type) else value.tolist()
             )
-        parts = value if isinstance(value, list | tuple | set | frozenset) else ()
+        parts = value if type(value) is list else _parts(value)
         return not exact(map(type, parts)) and any(map(element, parts))
 
     return None if element is _never else elements
@@ -313,7 +313,12 @@ def _never(value: Any) -> bool:
 def _pairs(value: Any) -> Iterable[tuple[Any, Any]]:
     if isinstance(value, Mapping | pd.Series):
         return value.items()
-    return [of for of in value if isinstance(of, tuple) and len(of) == 2] if isinstance(value, list | tuple) else ()
+    return [of for of in _parts(value) if isinstance(of, tuple) and len(of) == 2]
+
+
+def _parts(value: Any) -> Iterable[Any]:
+    # In frames, a null is None, NaN or pandas' NA. Arrow has used up an iterator.
+    return value if isinstance(value, Iterable) and not isinstance(value, Iterator) else ()
 
 
 def no_nulls_if_none_may_be(field: pa.Field, array: pa.Array) -> pa.Array:

@@ -42,8 +42,8 @@ from state_backend.values.intervals import Interval, format_instant
 _ROUNDS = 10
 
 # Readers skip files by each column's bounds (smallest and largest value) in Delta's log. deltalake rounds the bounds of
-# decimals to doubles, or clips them to 64 bits. For a column without values, deltalake tests `column >= null`. Filters
-# would lose rows, so the log gets no bounds. Readers still skip files of other intervals, which are partitions.
+# decimals to doubles, or clips them to 64 bits. For a column without values, it tests `column >= null`. By each of
+# these, filters lose rows. So the log gets no bounds. Intervals are partitions: readers still skip other intervals.
 _NO_STATISTICS = {"delta.dataSkippingNumIndexedCols": "0"}
 
 
@@ -235,7 +235,7 @@ def _is_one_of(intervals: Iterable[Interval]) -> str:
 def _fit(rows: pa.Table, schema: pa.Schema) -> pa.Table:
     """Cast each column to the type in the table. A new column or field keeps its type; a missing one becomes null.
 
-    The sink makes only columns that take nulls, because Delta can't change such a column later.
+    Every column that the sink makes takes nulls, because Delta can't let a column take nulls later.
 
     Raises:
         UsageError: A value does not fit, or a column that an older release made takes no null.
@@ -257,7 +257,7 @@ def _fit(rows: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def _merged(there: pa.DataType, new: pa.DataType) -> pa.DataType:
-    """Return the type `there` with the fields of structs that only `new` has, and which take nulls."""
+    """Return the type `there`, to which structs get the fields that only `new` has. The new fields take nulls."""
     if pa.types.is_struct(there) and pa.types.is_struct(new):
         old, more = ({part.name: part for part in kind} for kind in (there, new))
         kept = [part.with_type(_merged(part.type, more.get(name, part).type)) for name, part in old.items()]
