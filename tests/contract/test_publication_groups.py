@@ -230,6 +230,11 @@ def test_status_prints_the_command_that_publishes_a_group(tmp_path: Path, monkey
     assert other.exit_code == 2 and "is named 'sales', but 'report' is expected" in other.stderr and not world.tables
     for more in ("", " --rebuild"):
         assert printed in cairn(f"cairn publish --pipeline sales --code x:sales{more}").stderr and not world.tables
+    monkeypatch.setattr("cairn.command.publish.load_code", lambda code: world.load("x:sales"))
+    assert "x:report is named 'sales', not 'report'" in cairn(printed).stderr and not world.tables
+    monkeypatch.setattr("cairn.command.publish.load_code", world.load)
+    said = cairn("cairn publish --pipeline sales --code x:sales --check").stderr
+    assert "--check and --rebuild need a sink of cairn.sinks, but x:sales has another sink or none" in said
     done = cairn(printed)
     wanted = f"published:\n  sales {day(1)} (checkpoint 1)\n  report {day(1)} (checkpoint 1)\n1 outputs wait"
     assert done.exit_code == 0 and wanted in done.stdout

@@ -18,6 +18,7 @@ from state_backend.adapters.azure_storage import AzureCloud
 from state_backend.adapters.object_store import ChecksumStore, failure_of, translate
 from state_backend.adapters.open_storage import open_storage
 from state_backend.values.errors import (
+    AlreadyExists,
     CairnError,
     NotFound,
     PermissionRefused,
@@ -70,6 +71,9 @@ def test_upload_whose_blocks_azure_has_dropped_is_reported_as_lost(
         patch.setattr(server, "forward", without_blocks)
         with pytest.raises(StorageUnavailable, match="lost the upload; try again"):
             storage.upload("a", tmp_path / "file")
+        storage.create("b", NEW)
+        with pytest.raises(AlreadyExists, match="the file exists already"):
+            storage.upload("b", tmp_path / "file")
     assert storage.upload("a", tmp_path / "file") == handle_of("a", LARGE)
 
 

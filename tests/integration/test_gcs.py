@@ -26,14 +26,13 @@ from state_backend.adapters.object_store import ObjectStore, Patience, failure_o
 from state_backend.values.errors import (
     AlreadyExists,
     CairnError,
-    NotFound,
     StorageUnavailable,
     UnknownOutcome,
     UsageError,
 )
 from tests.support.faulty_proxy import FaultKind, Request
 from tests.support.gcs_server import BUCKET, GcsServer, gcs_server
-from tests.support.storage_calls import LARGE, NEW, STEP_BYTES, generation, handle_of
+from tests.support.storage_calls import LARGE, NEW, STEP_BYTES, handle_of
 
 pytestmark = pytest.mark.gcs
 
@@ -145,25 +144,6 @@ def test_a_download_goes_on_where_the_connection_broke(storage: ObjectStore, ser
     assert starts == sorted(set(starts))
     assert starts[3] >= 4_000_000
     assert all("generation=" in r.target for r in server.requests[before + 1 :])
-
-
-def test_a_file_rewritten_during_its_download_is_not_mixed(
-    storage: ObjectStore, server: GcsServer, tmp_path: Path
-) -> None:
-    first, second = os.urandom(3_000_000), os.urandom(3_000_000)
-    patient = calm(storage)
-    # Enough for a busy machine; the download ends when it sees another generation.
-    storage = ObjectStore(GcsCloud(BUCKET, folder_of(storage), patience=changed(HURRY, deadline_s=10.0, request_s=2.0)))
-    handle = patient.create("a", first)
-
-    def rewritten(r: Request) -> bool:
-        if "range" in r.headers and b"alt=media" in r.target.encode():
-            patient.replace("a", second, generation=generation(patient, "a"))
-        return "alt=media" in r.target
-
-    with server.broken("truncated", only=rewritten), pytest.raises(NotFound):
-        storage.download(handle, tmp_path / "got")
-    assert not (tmp_path / "got").exists()
 
 
 def test_a_permission_that_was_just_granted_is_waited_for(

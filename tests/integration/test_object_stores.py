@@ -106,6 +106,11 @@ def writes(r: Request) -> bool:
     return r.method in ("PUT", "POST")
 
 
+def downloads(r: Request) -> bool:
+    # Google's metadata is asked for by GET.
+    return "alt=media" in r.target if "/storage/v1/" in r.target else r.method == "GET"
+
+
 @pytest.mark.parametrize("kind", FAULTS)
 def test_a_call_with_a_failed_request_still_takes_effect_once(cloud: Cloud, tmp_path: Path, kind: FaultKind) -> None:
     """One request of a call fails, each in turn. The call succeeds, and has its effect exactly once."""
@@ -250,9 +255,7 @@ def test_a_copy_within_the_server_moves_no_bytes(cloud: Cloud, monkeypatch: pyte
     before = len(cloud.server.requests)
     assert target.copy_from(storage, handle, "here") == handle_of("here", LARGE)
     for request in cloud.server.requests[before:]:
-        # Google's metadata is asked for by GET.
-        downloads = "alt=media" in request.target if "/storage/v1/" in request.target else request.method == "GET"
-        assert len(request.body) < 2000 and not downloads, request.target
+        assert len(request.body) < 2000 and not downloads(request), request.target
     if cloud.store is STORES["azure"]:
         assert target.cloud.head("here", 1.0).crc32c == handle.crc32c
     assert storage.delete("large") and target.read("here") == LARGE
@@ -292,6 +295,24 @@ def test_a_copy_fails_if_its_source_is_rewritten_meanwhile(cloud: Cloud, monkeyp
         with pytest.raises((StorageUnavailable, NotFound)):
             storage.copy_from(storage, handle, "there")
     assert storage.stat("there") is None
+
+
+def test_a_file_rewritten_during_its_download_is_not_mixed(cloud: Cloud, tmp_path: Path) -> None:
+    storage, large = cloud.fresh(PATIENT), 9 << 20
+    other = cloud.calm(storage)
+    handle = other.create("a", os.urandom(large))
+
+    def rewritten(r: Request) -> bool:
+        at = r.headers.get("x-ms-range", r.headers.get("range", "bytes=0-"))
+        if downloads(r) and not at.startswith("bytes=0-"):
+            other.replace("a", os.urandom(large), generation=generation(other, "a"))
+        return downloads(r)
+
+    # Google finds no file of this generation.
+    with cloud.server.broken("truncated", only=rewritten), pytest.raises((StorageUnavailable, NotFound)) as raised:
+        storage.download(handle, tmp_path / "got")
+    assert isinstance(raised.value, NotFound) or "the file was rewritten meanwhile; try again" in str(raised.value)
+    assert not (tmp_path / "got").exists()
 
 
 def test_many_parallel_transfers_move_the_right_bytes_despite_faults(cloud: Cloud, tmp_path: Path) -> None:

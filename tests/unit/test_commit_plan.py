@@ -187,6 +187,12 @@ def test_what_was_quarantined_meanwhile_is_neither_restored_nor_consolidated(kin
         plan(log, mine(day(2), 2, 2, kind=kind))
 
 
+def test_what_became_stale_meanwhile_is_not_restored() -> None:
+    log = log_of(C1, C2, record(3, day(1), None, {1: 3, 2: 3, 3: None}))
+    with pytest.raises(BaseMoved, match="checkpoint 3 has made checkpoint 2 stale since this attempt began"):
+        plan(log, mine(day(2), 2, 2, kind="restore"))
+
+
 def test_a_consolidation_of_a_stale_checkpoint_is_stale() -> None:
     log = log_of(C1, C2, record(3, day(1), None, {1: 3, 2: 3, 3: None}))
     made = plan(log, mine(day(2), 2, 3, kind="consolidate", digest=C2.content.digest))

@@ -105,6 +105,11 @@ def test_a_query_of_output_that_a_re_run_replaced_fails_with_a_retry_hint(root: 
     (_, files) = read_log(made.storage).current_outputs()[day(5)]
     planned = [_File(day(5), file) for file in files]
     reader = _OutputReader(str(root / PIPELINE), planned, NO_COLUMNS, None)
+    (root / PIPELINE / files[0].handle.path).unlink()
+    with pytest.raises(
+        CorruptFile, match=r"is missing from .*; put the file back from a copy, or run its interval again"
+    ):
+        list(reader.read(planned[0]))
     made.run(5, "again5", {"a": 50})
     with pytest.raises(CairnError, match=r"a re-run replaced .* while this query ran; run the query again"):
         list(reader.read(planned[0]))

@@ -136,6 +136,14 @@ def test_erase_without_a_usable_state_is_refused(tmp_path: Path) -> None:
     assert done.exit_code == 2 and "has no usable state to remove a key from; run an interval first" in done.output
 
 
+def test_an_erase_that_damages_the_state_commits_nothing(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = newest(root)
+    monkeypatch.setattr(erase_keys, "verify_shard", lambda *_: (1, ["an entry is in another key group"]))
+    done = cairn(root, "erase", KEY, "--yes")
+    assert "is damaged after the removal of the key: an entry is in another key group" in done.output
+    assert done.exit_code == 1 and newest(root) == before
+
+
 def newest(root: Path) -> Record:
     record = coordinator(root).log().newest
     assert record is not None

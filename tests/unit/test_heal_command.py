@@ -50,6 +50,7 @@ class FakeAirflow:
         self.left_out: set[int] = set()
         self.paused = False
         self.changes: list[str] = []
+        self.start_date: str | None = START.isoformat()
         self.last, self.zone = "", "Europe/Berlin"  # `last`: the latest of the dry runs
 
     def ended(self, n: int, state: str) -> None:
@@ -67,7 +68,7 @@ class FakeAirflow:
         path, _, query = path.partition("?")
         asked = urllib.parse.parse_qs(query)
         if path.endswith("/details"):
-            dates = {"start_date": START.isoformat(), "end_date": None, "timezone": self.zone}
+            dates = {"start_date": self.start_date, "end_date": None, "timezone": self.zone}
             return {"is_paused": self.paused, **dates}
         if path.endswith("/dry_run"):
             first, last = (body or {})["from_date"], (body or {})["to_date"]
@@ -247,6 +248,14 @@ def test_an_error_of_airflow_is_reported_with_its_cause_and_an_exit_code(
     monkeypatch.setattr(AirflowRest, "call_once", mock.Mock(side_effect=error))
     result = type_heal()
     assert result.exit_code == code and text in result.stderr
+
+
+def test_without_a_checkpoint_the_dag_needs_a_start_date(airflow: FakeAirflow, folder: Folder) -> None:
+    airflow.start_date = None
+    for info in list(folder.storage.list("")):
+        folder.storage.delete(info.path)
+    result = type_heal("--dag", "d")
+    assert result.exit_code == 2 and "DAG d has no start_date, and its pipeline has no checkpoint" in result.stderr
 
 
 def test_a_pipeline_that_ran_without_airflow_needs_its_code(folder: Folder) -> None:

@@ -281,6 +281,13 @@ def test_the_error_for_a_damaged_record_names_its_file(tmp_path: Path) -> None:
     assert f"{paths.record(1)}: " in history(tmp_path, "ann").stderr
 
 
+def test_the_error_for_a_missing_output_file_names_it(tmp_path: Path) -> None:
+    cases.History(tmp_path).run(1)
+    (file,) = (tmp_path / "accounts" / paths.OUTPUT).rglob("*.parquet")
+    file.unlink()
+    assert f"{file.name} of file://{tmp_path}/accounts can't be read: " in history(tmp_path, "ann").stderr
+
+
 INSTANT, WALL = datetime(2024, 7, 1, 0, 30, tzinfo=UTC), datetime(2024, 7, 1, 2, 30)
 ZONED, NAIVE = "2024-07-01T00:30:00+00:00", "2024-07-01T02:30:00"
 # Type, value, and how it is printed. The commands that print changes write a map as an object.

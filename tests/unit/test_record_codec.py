@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ from state_backend.values.records import (
 )
 from state_backend.values.release import RELEASE
 from state_backend.values.retention import AllOf, AnyOf, KeepLast, KeepPerDay, KeepQuarantined, KeepYounger
-from tests.support.checkpoints import day, record
+from tests.support.checkpoints import content, day, record
 from tests.support.record_examples import ALL, RECORD, VALUES
 
 REPOSITORY = Path(__file__).parents[2]
@@ -154,6 +155,17 @@ def test_shard_json_has_five_fields(ref: ShardRef, inline: str, manifest: str, c
 def test_a_body_of_another_shape_is_refused(change: Callable[[dict[str, Any]], Any], says: str) -> None:
     with pytest.raises(CorruptRecord, match=f"^some/path: .*{says}"):
         record_codec.decode(resealed(change), "some/path", Record)
+
+
+def test_impossible_values_are_refused_by_the_fast_reader_and_the_writer() -> None:
+    def impossible(body: dict[str, Any]) -> None:
+        body["content"]["totals"]["keys"] = -1
+
+    with pytest.raises(CorruptRecord, match=r"^some/path: keys is -1"):
+        record_codec.decode_content(resealed(impossible), "some/path")
+    position: Any = reduce(lambda inner, _: {"deep": inner}, range(210), {})
+    with pytest.raises(UsageError, match=r"can't write prepared: .*recursion"):
+        record_codec.encode_and_decode(Prepared(h0=0, content=content(day(1), "a", source_position=position)))
 
 
 @pytest.mark.parametrize(

@@ -16,11 +16,15 @@ from typer.testing import CliRunner
 from cairn.command import prepare_spark as preparing
 from cairn.command.cli import app
 from cairn.command.key_history import show_history
+from cairn.operations.export_state import export_state
+from cairn.operations.intervals.read_upstreams import read_upstreams
 from cairn.range_sources import range_source
 from cairn.sinks.bigquery import _with_fields
 from cairn.spark.session import _refuse_artifacts
 from cairn.upstream_sources import upstream, upstreams
-from state_backend.checkpoint import trials
+from state_backend.chains.judge_inputs import Chains
+from state_backend.chains.pin_inputs import Reader
+from state_backend.checkpoint import exchange_names, trials
 from state_backend.checkpoint.fresh_listing import note_names
 from state_backend.checkpoint.log import read_log
 from state_backend.checkpoint.newest_state import checkpoint_named
@@ -41,12 +45,15 @@ from state_backend.values.errors import (
     UsageError,
 )
 from state_backend.values.marks import Head
-from state_backend.values.records import Permissions
+from state_backend.values.records import Permissions, RewrittenOutput
+from state_backend.values.schedule import Every
 from tests.support.checkpoints import Folder, day, trial_of
 from tests.support.faulty_storage import FaultyStorage
 
 AT = datetime(2024, 1, 1, tzinfo=UTC)
 SPARK: Any = None
+FREE: Any = SimpleNamespace(dataSource=SimpleNamespace(register=print))
+READER = Reader(root="memory://none", pipeline="p", interval=day(1), schedule=Every(86_400_000), start=AT)
 
 
 def struct(field: str) -> Any:
@@ -81,6 +88,8 @@ ARGUMENTS: list[tuple[Callable[[], Any], type[CairnError], str]] = [
     (lambda: mentions(b"\x01" * 40, "MANIFEST-5", b"k"), CorruptFile, "MANIFEST-5: not a MANIFEST that can be followed: "),
     (lambda: decode(b'{"cairn": "head", "format": 0}', "HEAD.json", Head), CorruptRecord, "its format is 0, expected"),
     (lambda: _with_fields(struct("Name"), struct("name")), UsageError, "a field 'Name' in the table and 'name' in the output"),
+    (lambda: export_state(SimpleNamespace(url="memory://p"), "memory://to", jobs=0), UsageError, "jobs must be at least 1, not 0"),  # type: ignore[arg-type]
+    (lambda: read_upstreams(FREE, upstream("p", back=1), READER, None, Chains()), UsageError, "p.*: a pipeline that reads its own output needs output_schema"),
     (_refuse_artifacts, UsageError, "(?s)which would see its artifacts too\nTo give each session Python workers of its own"),
 ]  # fmt: skip
 
@@ -123,12 +132,17 @@ def test_options_that_do_not_fit_together_are_refused(tmp_path: Path, command: l
             StorageUnavailable,
             "start:\nno port",
         ),
+        ("__name__", "json.tool", StorageUnavailable, "(?s)the pipeline failed on the Spark server:\n.*usage: "),
+        ("__name__", "this", StorageUnavailable, "(?s)the Spark server wrote no archive of its classes:\n.*Zen of"),
+        ("_PATIENCE_S", 0.01, StorageUnavailable, "Spark took more than 0 s:\n"),
     ],
 )
 def test_an_archive_of_spark_that_can_not_be_made_is_reported(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, instead: Any, kind: type[CairnError], says: str
 ) -> None:
     monkeypatch.setattr(preparing, "archive_path", lambda: tmp_path / "classes.jsa")
+    monkeypatch.setattr(preparing, "server_command", lambda *_: ["sleep", "60"])
+    monkeypatch.setattr(preparing, "answers", lambda _: name != "server_command")
     monkeypatch.setattr(preparing, name, instead)
     with pytest.raises(kind, match=says):
         preparing.prepare_spark()
@@ -197,6 +211,15 @@ def renew(folder: Folder, contended: Contended, monkeypatch: pytest.MonkeyPatch)
     trials.renew_trial("/trials", trial)
 
 
+def exchange(folder: Folder, contended: Contended, _: Any) -> None:
+    folder.run(day(2), "a2")  # Only the next commit settles this one.
+    _, files = folder.coordinator.log().current_outputs()[day(1)]
+    replaces = tuple(file.handle.path for file in files)
+    rewritten = RewrittenOutput(id=1, interval=day(1), outputs=(), replaces=replaces)
+    commit: Any = SimpleNamespace(forget=SimpleNamespace(rewritten=[rewritten]))
+    list(exchange_names.exchange(contended, commit))
+
+
 @pytest.mark.parametrize(
     ("call", "says"),
     [
@@ -205,8 +228,9 @@ def renew(folder: Folder, contended: Contended, monkeypatch: pytest.MonkeyPatch)
         (lambda folder, busy, _: release(folder, busy, "replace"), "rewrote .*1.* times in a row"),
         (lambda folder, busy, _: release(folder, busy, "create"), "other commits were faster .* times in a row; try again"),
         (renew, "rewrote .*trial.* times in a row; try again"),
+        (exchange, "settled/.*: other processes rewrote the file 20 times meanwhile; repeat cairn erase"),
     ],
-    ids=["clock", "names", "mark of a release", "record of a release", "trial"],
+    ids=["clock", "names", "mark of a release", "record of a release", "trial", "record of an interval"],
 )  # fmt: skip
 def test_a_process_that_always_comes_second_gives_up(
     monkeypatch: pytest.MonkeyPatch, call: Callable[[Folder, Contended, Any], None], says: str

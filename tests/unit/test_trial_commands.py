@@ -85,6 +85,10 @@ def test_trials_are_listed_and_removed(root: str) -> None:
     of = ["--code", "tests.support.trials:OLD", "--from", "2024-01-02", "--to", "2024-01-02", "--root", f"{root}-none"]
     assert "Or give the length of an interval" in called("try", *of, code=2)
     assert "several trials below" in called("compare", "--root", root, code=2)
+    said = called("compare", "same", "2024-01-01", "--root", root, code=2)
+    assert (
+        "trial 'same' of 'counting' has no interval that starts at 2024-01-01T00:00:00Z\nIts intervals lie in" in said
+    )
 
 
 @pytest.mark.long("half a second", runs_in="ci")

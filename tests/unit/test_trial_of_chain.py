@@ -12,6 +12,7 @@ from datetime import timedelta
 from functools import reduce
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pyarrow.parquet as pq
 import pytest
@@ -292,3 +293,12 @@ def test_refusals_of_a_chain_come_before_the_first_interval(root: Path) -> None:
         cairn(root, command)
     before, said = bytes_of(root), cairn(root, f"{TRY} --chain --code-of board={CODE}:NEW_BOARD", code=2)
     assert "it read sales from production, but this call reads its trial" in said and bytes_of(root) == before
+
+
+def test_a_dependant_whose_records_do_not_name_its_code_is_refused(tmp_path: Path) -> None:
+    fill()
+    run(tmp_path, "sales", 0)
+    with mock.patch("cairn.operations.intervals.plan_interval.code_reference", return_value=None):
+        run(tmp_path, "report", 0)
+    said = cairn(tmp_path, f"{TRY} --chain", code=2)
+    assert "the records of report do not name its code; add --code-of report=module:NAME" in said
