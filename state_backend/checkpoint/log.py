@@ -518,7 +518,7 @@ def read_newest(storage: Storage, before: Log | None = None) -> Log:
 
 
 def newest_interval(log: Log) -> Record | None:
-    """Return the newest retained checkpoint of an interval, which a savepoint or an erasure may follow."""
+    """Return the newest retained checkpoint that an interval made; later ones may be of a savepoint or an erasure."""
     newest = max((kept.id for kept in log.kept if kept.kind == "interval"), default=None)
     return None if newest is None else log.whole(newest)
 

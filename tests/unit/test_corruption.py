@@ -99,17 +99,17 @@ def restore_saved(format: str) -> Callable[[Path], None]:
     return into_new
 
 
-def test_a_query_of_output_that_a_re_run_replaced_fails_with_a_retry_hint(root: Path) -> None:
+def test_a_query_of_output_that_is_missing_or_replaced_fails_with_advice(root: Path) -> None:
     """A query that was planned before: it fails as a whole and says to ask again, it does not show rows of two results."""
     made = RealPipeline(root, policy=KeepLast(1))
     (_, files) = read_log(made.storage).current_outputs()[day(5)]
     planned = [_File(day(5), file) for file in files]
     reader = _OutputReader(str(root / PIPELINE), planned, NO_COLUMNS, None)
-    (root / PIPELINE / files[0].handle.path).unlink()
-    with pytest.raises(
-        CorruptFile, match=r"is missing from .*; put the file back from a copy, or run its interval again"
-    ):
+    file = root / PIPELINE / files[0].handle.path
+    away = file.rename(root / "away")
+    with pytest.raises(CorruptFile, match=r"is missing from .*; put the file back from a copy, or run its inter"):
         list(reader.read(planned[0]))
+    away.rename(file)
     made.run(5, "again5", {"a": 50})
     with pytest.raises(CairnError, match=r"a re-run replaced .* while this query ran; run the query again"):
         list(reader.read(planned[0]))

@@ -273,6 +273,9 @@ def test_nothing_is_written_below_the_root_or_to_a_log(root: Path, caplog: pytes
 
 def test_a_pipeline_without_checkpoints_is_refused(tmp_path: Path) -> None:
     assert "no pipeline at" in history(tmp_path, "ann").stderr
+    (tmp_path / "accounts" / "shared").mkdir(parents=True)
+    (tmp_path / "accounts" / "shared" / "left").touch()
+    assert "pipeline 'accounts' has no checkpoint yet; run an interval first" in history(tmp_path, "ann").stderr
 
 
 def test_the_error_for_a_damaged_record_names_its_file(tmp_path: Path) -> None:

@@ -157,7 +157,7 @@ def test_a_body_of_another_shape_is_refused(change: Callable[[dict[str, Any]], A
         record_codec.decode(resealed(change), "some/path", Record)
 
 
-def test_impossible_values_are_refused_by_the_fast_reader_and_the_writer() -> None:
+def test_the_fast_reader_and_the_writer_refuse_what_no_reader_accepts() -> None:
     def impossible(body: dict[str, Any]) -> None:
         body["content"]["totals"]["keys"] = -1
 

@@ -108,7 +108,7 @@ class Driver:
         return nullcontext()
 
     def on_outcome(self, outcome: Outcome, _: Progress) -> None:
-        """Print a commit for the operator, which reads the line at once. A driver that is killed leaves no result."""
+        """Print a commit at once for the Airflow operator, because a driver that is killed later returns no result."""
         if outcome.ours:
             # The `extra` of the interval's asset event. The task `checkpoint` of a DAG sends the same fields.
             told = {"checkpoint": outcome.checkpoint, "interval": str(outcome.interval)}

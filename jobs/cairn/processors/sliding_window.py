@@ -115,7 +115,7 @@ class SlidingWindow(Windows):
         return BatchResult(output=self._changed_rows(batch, cut.owners, cut.begins))
 
     def handleExpiredTimers(self, batch: KeyedBatch) -> BatchResult:
-        """Emit the windows that are due, and remove the panes (spans of aggregated rows) of no open window."""
+        """Emit the windows that are due, and remove panes (spans of aggregated rows) that belong to no open window."""
         entries = self._panes.iterator()
         owners, panes = entries.key_of_row, numbers(whole(entries.keys[PANE]))
         due_us = batch.time.getCurrentWatermarkInMs() * 1000

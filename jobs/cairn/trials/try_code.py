@@ -212,10 +212,10 @@ def _in_trial(root: str, pipeline: str, trial: str, intervals: Sequence[Interval
 def intervals_that_read(
     spans: Sequence[tuple[Edge, Interval]], there: Iterable[Interval], schedule: Schedule | None
 ) -> tuple[Interval, ...]:
-    """Return those of production's intervals of a pipeline (`there`) that its trial runs.
+    """Return the intervals of `there`, a pipeline's intervals in production, that a trial of this pipeline runs.
 
-    They begin with the first interval that reads the trial. They end before a gap, and before an interval that reads
-    beyond the trial's end. `spans`: The edges into the trial, each with the time that the upstream's trial covers.
+    They begin with the first interval that reads an upstream's trial. They end before a gap, and before an interval
+    that reads beyond the end of an upstream's trial. `spans`: The edges to upstreams with a trial, and its time span.
     """
     row: list[Interval] = []
     for interval in sorted(there):
