@@ -10,7 +10,7 @@ import ast
 from state_backend.values.parse_source import parse_source
 from tests.tools.mass import FOLDERS, ROOT, mass
 
-MOST_METHODS, MOST_LINES_OF_A_MODULE, MOST_LINES_OF_TESTS = 25, 800, 82_958
+MOST_METHODS, MOST_LINES_OF_A_MODULE, MOST_LINES_OF_TESTS = 25, 800, 83_014
 
 # For each room, the most lines of its files, and the most tokens without comments and docstrings.
 BUDGETS = {
@@ -27,7 +27,7 @@ BUDGETS = {
     "jobs/cairn/processors": (3_271, 27_289),
     "jobs/cairn/replay": (1_366, 9_999),
     "jobs/cairn/rows": (2_215, 15_707),
-    "jobs/cairn/runners": (2_213, 14_507),
+    "jobs/cairn/runners": (2_224, 14_646),
     "jobs/cairn/shard_jobs": (1_324, 8_607),
     "jobs/cairn/shipping": (1_515, 10_296),
     "jobs/cairn/sinks": (2_208, 14_268),

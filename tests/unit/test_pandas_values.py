@@ -13,6 +13,17 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+from pyspark.sql.types import (
+    ArrayType,
+    DataType,
+    DateType,
+    DayTimeIntervalType,
+    LongType,
+    MapType,
+    StringType,
+    StructType,
+    UserDefinedType,
+)
 
 from cairn.errors import ProcessorError
 from cairn.pandas_with_state import pandas_with_state
@@ -243,16 +254,61 @@ def test_output_that_arrow_would_cut_or_read_as_a_time_is_refused(
     form: str, kind: str, value: Any, stored: Any
 ) -> None:
     """`stored`: None if the value is refused."""
+    if stored is None:
+        with pytest.raises(ProcessorError, match=r"output column 'v' is .*, which can't hold .* unchanged"):
+            stored_of(value, f"v {kind}", form)
+    else:
+        assert stored_of(value, f"v {kind}", form) == stored
 
+
+def stored_of(value: Any, schema: Any, form: str) -> Any:
     class Yields(Rows):
         def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
             yield Row(v=value) if form == "row" else pd.DataFrame({"v": pd.Series([value, None], dtype=object)})
 
-    def made() -> list[Any]:
-        return run(Yields, [("a", 1)], "k string, n int", f"v {kind}", api=form)
+    return run(Yields, [("a", 1)], "k string, n int", schema, api=form)[0][0]
 
-    if stored is None:
-        with pytest.raises(ProcessorError, match=r"output column 'v' is .*, which can't hold .* unchanged"):
-            made()
-    else:
-        assert made()[0] == (stored,)
+
+TWO_DAYS = pd.Timestamp("2024-01-03") - pd.Timestamp("2024-01-01")
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "stored", "forms"),
+    [
+        (DateType(), pd.NaT, None, "row pandas"),
+        (ArrayType(DateType()), [pd.NaT, date(2024, 1, 1)], [None, date(2024, 1, 1)], "row pandas"),
+        (MapType(StringType(), DateType()), {"x": pd.NaT}, [("x", None)], "row pandas"),
+        (DayTimeIntervalType(), TWO_DAYS, timedelta(2), "row pandas"),
+        (DayTimeIntervalType(), pd.NaT, None, "row"),
+        (ArrayType(DayTimeIntervalType()), [TWO_DAYS], [timedelta(2)], "row"),
+        (ArrayType(DayTimeIntervalType()), np.array([5], "m8[s]"), [timedelta(seconds=5)], "row"),
+        (StructType().add("a", DateType()), Row(a=pd.NaT), {"a": None}, "row pandas"),
+    ],
+    ids=str,
+)
+def test_nat_is_stored_as_null_and_a_time_difference_of_pandas_keeps_its_length(
+    kind: DataType, value: Any, stored: Any, forms: str
+) -> None:
+    for form in forms.split():
+        assert stored_of(value, StructType().add("v", kind), form) == stored
+
+
+class Money(float):
+    pass
+
+
+class MoneyType(UserDefinedType):  # type: ignore[misc]
+    """Stores cents."""
+
+    sqlType = classmethod(lambda cls: LongType())
+    module = classmethod(lambda cls: __name__)
+
+    def serialize(self, money: Money) -> int:
+        return round(money * 100)
+
+
+Money.__UDT__ = MoneyType()  # type: ignore[attr-defined]
+
+
+def test_a_user_defined_type_converts_its_values_itself() -> None:
+    assert stored_of(Money(1.55), StructType().add("v", MoneyType()), "pandas") == 155

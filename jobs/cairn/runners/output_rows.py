@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from datetime import UTC, date, datetime, tzinfo
+from datetime import UTC, date, datetime, timedelta, tzinfo
 from decimal import Decimal
 from difflib import get_close_matches
 from functools import cache
@@ -104,39 +104,47 @@ class OutputRows:
 
     def _column(self, field: pa.Field, values: tuple[Any, ...]) -> pa.Array:
         try:
-            return column_of(field, self._instants(field, values))
+            return column_of(field, self._as_arrow_reads(field, values))
         except ProcessorError:
             for value, row in zip(values, self._pending, strict=True):
                 try:
-                    column_of(field, self._instants(field, [value]))
+                    column_of(field, self._as_arrow_reads(field, [value]))
                 except ProcessorError as error:
                     fields = ", ".join(f"{n}={v!r}" for n, v in zip(self._names, row, strict=True))
                     fields = fields if len(fields) <= 200 else f"{fields[:197]}..."
                     raise ProcessorError(f"{error}; the row is ({fields})") from error
             raise
 
-    def _instants(self, field: pa.Field, values: Any) -> Any:
-        # Arrow interprets a naive datetime as UTC. But a processor may yield naive datetimes from its state, which are
-        # in the session's zone. So they get this zone.
-        convert = None if self._zone is UTC else _in_zone(field.type, self._zone)
-        return values if convert is None else [convert(value) for value in values]
+    def _as_arrow_reads(self, field: pa.Field, values: Any) -> Any:
+        convert = _conversion(field.type, self._zone)
+        plain = frozenset() if pa.types.is_timestamp(field.type) else _EXACT.get(field.type, frozenset())
+        return values if convert is None or plain.issuperset(map(type, values)) else [*map(convert, values)]
 
 
-def _in_zone(data_type: pa.DataType, zone: tzinfo) -> Callable[[Any], Any] | None:
-    """Return a function that sets `zone` in the naive datetimes of a value; None if the type holds no instants.
+def _conversion(data_type: pa.DataType, zone: tzinfo) -> Callable[[Any], Any] | None:
+    """Return a function for values that Arrow would change silently; None if the type holds no such values.
+
+    - A naive datetime, which a processor may yield from its state, is in the session's `zone`. Arrow takes UTC.
+    - Arrow reads NaT as the date 1 January of the year 1, and a `pd.Timedelta` as a number of its own unit.
 
     The function leaves a value of an unexpected type unchanged. The conversion to Arrow then fails and names the
     column.
     """
-    if pa.types.is_timestamp(data_type) and data_type.tz is not None:
+    if pa.types.is_timestamp(data_type) and data_type.tz is not None and zone is not UTC:
 
         def instant(value: Any) -> Any:
             return value.replace(tzinfo=zone) if isinstance(value, datetime) and value.tzinfo is None else value
 
         return instant
+    if pa.types.is_date(data_type) or pa.types.is_duration(data_type):
+
+        def of_pandas(value: Any) -> Any:
+            return None if value is pd.NaT else value.to_pytimedelta() if isinstance(value, pd.Timedelta) else value
+
+        return of_pandas
     if pa.types.is_struct(data_type):
         names = [field.name for field in data_type]
-        fields = {field.name: found for field in data_type if (found := _in_zone(field.type, zone)) is not None}
+        fields = {field.name: found for field in data_type if (found := _conversion(field.type, zone)) is not None}
 
         def struct(value: Any) -> Any:
             if isinstance(value, tuple) and len(value) == data_type.num_fields:
@@ -147,7 +155,7 @@ def _in_zone(data_type: pa.DataType, zone: tzinfo) -> Callable[[Any], Any] | Non
 
         return struct if fields else None
     if pa.types.is_list(data_type) or pa.types.is_large_list(data_type):
-        element = _in_zone(data_type.value_type, zone)
+        element = _conversion(data_type.value_type, zone)
         if element is None:
             return None
 
@@ -157,7 +165,7 @@ def _in_zone(data_type: pa.DataType, zone: tzinfo) -> Callable[[Any], Any] | Non
 
         return elements
     if pa.types.is_map(data_type):
-        key, item = (_in_zone(of, zone) or _as_it_is for of in (data_type.key_type, data_type.item_type))
+        key, item = (_conversion(of, zone) or _as_it_is for of in (data_type.key_type, data_type.item_type))
         if key is item is _as_it_is:
             return None
 
@@ -240,6 +248,7 @@ _INTEGERS: frozenset[type] = frozenset({int, np.int8, np.int16, np.int32, np.int
 _EXACT: dict[pa.DataType, frozenset[type]] = {
     **dict.fromkeys((pa.int8(), pa.int16(), pa.int32(), pa.int64()), _INTEGERS),
     pa.date32(): frozenset({date, datetime, type(None)}),
+    pa.duration("us"): frozenset({timedelta, type(None)}),
     **dict.fromkeys((pa.timestamp("us"), pa.timestamp("us", "UTC")), frozenset({datetime, type(None)})),
 }
 

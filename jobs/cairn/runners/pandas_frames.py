@@ -221,6 +221,8 @@ class OutputFrames:
         self._schema = schema
         self._zone = zone
         self._names = list(file.schema.names)
+        # A user-defined type makes other values of those in the frame.
+        self._user_defined = ['"type":"udt"' in field.json() for field in schema]
         self._pending: list[list[Any]] = []
         self._pending_rows = 0
 
@@ -329,7 +331,7 @@ class OutputFrames:
             raise why or ProcessorError(
                 f"output column {field.name!r} is {field.type}, and a value does not fit: {text}"
             ) from error
-        if values.dtype.kind in "Oiufb":
+        if values.dtype.kind in "Oiufb" and not self._user_defined[at]:
             refuse_other_values(field, values, array)
         return no_nulls_if_none_may_be(field, array if array.type == field.type else array.cast(field.type))
 
