@@ -65,7 +65,7 @@ STORES = {
 # Patience for a fault that is over soon, and for one that is not.
 HURRY = Patience(deadline_s=20.0, connect_s=1.0, request_s=0.5, first_delay_s=0.01, longest_delay_s=0.05)
 # Long enough for an answer of a busy machine: the fault must come first.
-GIVING_UP = Patience(deadline_s=1.0, connect_s=1.0, request_s=1.0, first_delay_s=0.02, longest_delay_s=0.05)
+GIVING_UP = Patience(deadline_s=4.0, connect_s=1.0, request_s=4.0, first_delay_s=0.02, longest_delay_s=0.05)
 
 
 class OnServer:
