@@ -94,11 +94,12 @@ class Recorder:
         self._seen: set[tuple[str, int, str]] = set()
         self.made: list[Made] = []
         plain = errors.CairnError.__init__
+        own = {(__file__, "recording"), (errors.__file__, "__init__")}
 
         def recording(error: errors.CairnError, *args: object, **more: Any) -> None:
             plain(error, *args, **more)
             frame = inspect.currentframe()
-            while frame is not None and frame.f_code.co_filename in (__file__, errors.__file__):
+            while frame is not None and (frame.f_code.co_filename, frame.f_code.co_name) in own:
                 frame = frame.f_back
             if frame is not None and args:
                 self._note(frame.f_code.co_filename, frame.f_lineno, error)

@@ -87,6 +87,7 @@ ARGUMENTS: list[tuple[Callable[[], Any], type[CairnError], str]] = [
     (lambda: show_history("k", None, "p", whole=False, as_json=False), UsageError, "a savepoint has no history"),
     (lambda: mentions(b"\x01" * 40, "MANIFEST-5", b"k"), CorruptFile, "MANIFEST-5: not a MANIFEST that can be followed: "),
     (lambda: decode(b'{"cairn": "head", "format": 0}', "HEAD.json", Head), CorruptRecord, "its format is 0, expected"),
+    (lambda: decode(b'{"cairn": "head", "format": 1, "release": 5}', "HEAD.json", Head), CorruptRecord, "its release is 5"),
     (lambda: _with_fields(struct("Name"), struct("name")), UsageError, "a field 'Name' in the table and 'name' in the output"),
     (lambda: export_state(SimpleNamespace(url="memory://p"), "memory://to", jobs=0), UsageError, "jobs must be at least 1, not 0"),  # type: ignore[arg-type]
     (lambda: read_upstreams(FREE, upstream("p", back=1), READER, None, Chains()), UsageError, "p.*: a pipeline that reads its own output needs output_schema"),
