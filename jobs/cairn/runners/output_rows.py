@@ -104,28 +104,28 @@ class OutputRows:
 
     def _column(self, field: pa.Field, values: tuple[Any, ...]) -> pa.Array:
         try:
-            return column_of(field, self._as_arrow_reads(field, values))
+            return column_of(field, self._for_arrow(field, values))
         except ProcessorError:
             for value, row in zip(values, self._pending, strict=True):
                 try:
-                    column_of(field, self._as_arrow_reads(field, [value]))
+                    column_of(field, self._for_arrow(field, [value]))
                 except ProcessorError as error:
                     fields = ", ".join(f"{n}={v!r}" for n, v in zip(self._names, row, strict=True))
                     fields = fields if len(fields) <= 200 else f"{fields[:197]}..."
                     raise ProcessorError(f"{error}; the row is ({fields})") from error
             raise
 
-    def _as_arrow_reads(self, field: pa.Field, values: Any) -> Any:
+    def _for_arrow(self, field: pa.Field, values: Any) -> Any:
         convert = _conversion(field.type, self._zone)
         plain = frozenset() if pa.types.is_timestamp(field.type) else _EXACT.get(field.type, frozenset())
         return values if convert is None or plain.issuperset(map(type, values)) else [*map(convert, values)]
 
 
 def _conversion(data_type: pa.DataType, zone: tzinfo) -> Callable[[Any], Any] | None:
-    """Return a function for values that Arrow would change silently; None if the type holds no such values.
+    """Return a function that converts values which Arrow would misread; None if the type holds no such values.
 
-    - A naive datetime, which a processor may yield from its state, is in the session's `zone`. Arrow takes UTC.
-    - Arrow reads NaT as the date 1 January of the year 1, and a `pd.Timedelta` as a number of its own unit.
+    - A datetime without a zone, which a processor may yield from its state, gets `zone`. Arrow would take it for UTC.
+    - NaT becomes None (Arrow: 1 January of the year 1), a `pd.Timedelta` a timedelta (Arrow: 0 if its unit is seconds).
 
     The function leaves a value of an unexpected type unchanged. The conversion to Arrow then fails and names the
     column.

@@ -212,10 +212,10 @@ def _in_trial(root: str, pipeline: str, trial: str, intervals: Sequence[Interval
 def intervals_that_read(
     spans: Sequence[tuple[Edge, Interval]], there: Iterable[Interval], schedule: Schedule | None
 ) -> tuple[Interval, ...]:
-    """Return the intervals of `there`, a pipeline's intervals in production, that a trial of this pipeline runs.
+    """Return the intervals that a trial of a pipeline runs. `there`: The pipeline's intervals in production.
 
-    They begin with the first interval that reads an upstream's trial. They end before a gap, and before an interval
-    that reads beyond the end of an upstream's trial. `spans`: The edges to upstreams with a trial, and its time span.
+    They begin with the first interval that reads an upstream's trial. They end before a gap between intervals, and
+    before an interval that reads beyond an upstream's trial. `spans`: Each edge to such a trial, and the trial's span.
     """
     row: list[Interval] = []
     for interval in sorted(there):
