@@ -1,7 +1,8 @@
-"""Prints the versions of requirements.lock except those of the packages that `pip install cairn-state[...]` names itself.
+"""Prints requirements.lock without the direct dependencies of `cairn-state[...]`.
 
-`make test-lowest` lets these packages be as old as pyproject.toml allows, and changes nothing else. Airflow, PySpark
-and PyArrow stay as they are: `make test-versions` has older ones, and PyArrow 18 can't add a field to a struct.
+`make test-lowest` installs the oldest direct dependencies that pyproject.toml allows, and changes nothing else. There are
+two exceptions. Airflow and PySpark keep their versions, since `make test-versions` tests older ones. PyArrow is 21,
+since older ones can't add a field to a struct.
 """
 
 from __future__ import annotations
@@ -13,11 +14,9 @@ from tests.support.layout import REPOSITORY
 
 project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
 extras = project["optional-dependencies"]
-named = [
-    *project["dependencies"],
-    *(one for extra in extras.keys() - {"airflow", "openlineage"} for one in extras[extra]),
-]
-lowest = {re.split(r"[\[>=<]", one)[0] for one in named} - {"pyspark", "pyarrow"}
+asked = [project["dependencies"], *(extras[extra] for extra in extras.keys() - {"airflow", "openlineage"})]
+lowest = {re.split(r"[\[>=<]", one)[0] for some in asked for one in some} - {"pyspark"}
 for line in (REPOSITORY / "requirements.lock").read_text().splitlines():
     if "==" in line and line.partition("==")[0] not in lowest:
         print(line.removesuffix("\\"))
+print("pyarrow>=21")

@@ -124,8 +124,8 @@ class OutputRows:
 def _conversion(data_type: pa.DataType, zone: tzinfo) -> Callable[[Any], Any] | None:
     """Return a function that converts values which Arrow would misread; None if the type holds no such values.
 
-    - A datetime without a zone, which a processor may yield from its state, gets `zone`. Arrow would take it for UTC.
-    - NaT becomes None (Arrow: 1 January of the year 1), a `pd.Timedelta` a timedelta (Arrow: 0 if its unit is seconds).
+    - A datetime without a zone, which a processor may yield from its state, gets `zone`. Arrow would assume UTC.
+    - NaT becomes None; Arrow would store the year 1. A `pd.Timedelta` becomes a timedelta; Arrow would lose its unit.
 
     The function leaves a value of an unexpected type unchanged. The conversion to Arrow then fails and names the
     column.
