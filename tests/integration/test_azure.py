@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
@@ -109,16 +110,9 @@ def test_failed_delete_in_a_batch_is_reported(server: FaultyProxy, monkeypatch: 
     assert not [*storage.list("")]
 
 
-class _Answer:
+def answer_of(status: int) -> Any:
     """What the SDK's errors need of an answer."""
-
-    reason, headers, content_type = "", dict[str, str](), ""
-
-    def __init__(self, status: int) -> None:
-        self.status_code = status
-
-    def text(self) -> str:
-        return ""
+    return SimpleNamespace(reason="", headers={}, content_type="", status_code=status, text=lambda: "")
 
 
 @pytest.mark.parametrize(
@@ -141,7 +135,7 @@ class _Answer:
 def test_each_refusal_has_an_error_with_its_next_step(
     server: FaultyProxy, status: int, code: str, error: type[CairnError], says: str
 ) -> None:
-    answer: Any = HttpResponseError(message="secret", response=_Answer(status))
+    answer: Any = HttpResponseError(message="secret", response=answer_of(status))
     answer.error_code = code
     storage = fresh()
     made = translate(storage.cloud, "read 'a'", failure_of(storage.cloud, answer), None)
@@ -152,7 +146,7 @@ def test_sdk_errors_are_classified_by_whether_the_request_may_have_had_an_effect
     cloud = fresh().cloud
     made = failure_of(cloud, ClientAuthenticationError("no login"))
     assert made.refused is not None and "AZURE_STORAGE_ACCOUNT" in made.refused[1] and not made.may_have_effect
-    assert failure_of(cloud, HttpResponseError(response=_Answer(202))).may_have_effect
+    assert failure_of(cloud, HttpResponseError(response=answer_of(202))).may_have_effect
     assert failure_of(cloud, ServiceRequestError("lost")).may_have_effect
     assert failure_of(cloud, KeyError()).kind == "unknown"
 

@@ -188,7 +188,7 @@ def test_a_trial_approved_for_past_intervals_gives_production_the_trials_results
     airflow: AirflowServer, form: Path
 ) -> None:
     """The deployment's driver is killed on the way: the next try goes on, and asks nobody again. Without a browser the API approves."""
-    old = made(root(form))
+    old, before = made(root(form)), log_of(root(form)).head_id
     run = begin(airflow, LATER, PAST)
     body = question(airflow, run)["body"]
     assert "state seen at" in body and "at_ms: " in body
@@ -198,8 +198,14 @@ def test_a_trial_approved_for_past_intervals_gives_production_the_trials_results
         approve_in_browser(airflow, run, len(body.splitlines()))
     wait_until(lambda: drivers(airflow, "promote"), 60, "the driver runs")
     (driver,) = drivers(airflow, "promote")
-    before = log_of(root(form)).head_id
-    wait_until(lambda: log_of(root(form)).head_id > before, 120, "an interval is committed")
+
+    def commits() -> bool:  # The driver stands still while the test looks, so that the driver can't end meanwhile.
+        os.kill(driver, signal.SIGCONT)
+        time.sleep(0.05)
+        os.kill(driver, signal.SIGSTOP)
+        return log_of(root(form)).head_id > before
+
+    wait_until(commits, 120, "an interval is committed")
     os.kill(driver, signal.SIGKILL)
     assert ends(airflow, run) == {"try": "success", "promote": "success"}
     tries = airflow.client.tries(FORM, run, "promote")
