@@ -1,8 +1,7 @@
-"""Prints requirements.lock without the direct dependencies of `cairn-state[...]`.
+"""Prints constraints for `make test-lowest`: requirements.lock without the direct dependencies of `cairn-state[...]`.
 
-`make test-lowest` installs the oldest direct dependencies that pyproject.toml allows, and changes nothing else. There are
-two exceptions. Airflow and PySpark keep their versions, since `make test-versions` tests older ones. PyArrow is 21,
-since older ones can't add a field to a struct.
+uv then installs their lowest versions. Airflow and PySpark stay locked, since `make test-versions` tests older ones.
+PyArrow is at least 21, since older ones can't add a field to a struct.
 """
 
 from __future__ import annotations
