@@ -136,7 +136,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def newest_content(at: Location) -> Content:
-    """Return the record content of the newest usable checkpoint. Callers encode keys to remove with its key schema."""
+    """Return the record content of the newest usable checkpoint. Its key schema encodes keys that callers remove."""
     return _newest(read_log(at.storage), at.pipeline).content
 
 

@@ -221,7 +221,7 @@ class OutputFrames:
         self._schema = schema
         self._zone = zone
         self._names = list(file.schema.names)
-        # For each column: True if a user-defined type may store its values in another form.
+        # For each column: True if its type is user-defined. Such a type may convert values.
         self._user_defined = ['"type":"udt"' in field.json() for field in schema]
         self._pending: list[list[Any]] = []
         self._pending_rows = 0

@@ -214,8 +214,8 @@ def intervals_that_read(
 ) -> tuple[Interval, ...]:
     """Return the intervals that a trial of a pipeline runs. `there`: The pipeline's intervals in production.
 
-    They begin with the first interval that reads the trial of any upstream. They end before the first gap, or before
-    the first interval that reads past the end of an upstream's trial. `spans`: (upstream, time that its trial covers).
+    These intervals begin with the first that reads the trial of any upstream. They end before the first gap, or
+    before the first interval that reads past the end of an upstream's trial. `spans`: (upstream, time of its trial).
     """
     row: list[Interval] = []
     for interval in sorted(there):
